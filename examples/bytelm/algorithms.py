@@ -28,7 +28,7 @@ TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("int2 g64", (NEAREST, "importance", "GPTQ")),
     ("trellis 2", (NEAREST, "GPTQ")),
     ("int8", (NEAREST,)),
-    ("W8A8", (NEAREST, "SmoothQuant", "SmoothQuant, alpha searched")),
+    ("W8A8", (NEAREST, "SmoothQuant")),
     ("W4A4 int4", (NEAREST, "GPTQ", "rotation, GPTQ")),
     ("W4A4 mxfp4", (NEAREST, "GPTQ", "block rotation, GPTQ")),
     # what takes most time

@@ -44,7 +44,6 @@ METHODS: dict[str, Callable[[Config], list[Config]]] = {
     "importance": lambda base: [ImatrixConfig(base)],
     "AWQ": lambda base: [AWQConfig(base)],
     "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
-    "SmoothQuant, alpha searched": lambda base: [SmoothQuantConfig(base, alpha="search")],
     "GPTQ": lambda base: [GPTQConfig(base)],
     "AutoRound": lambda base: [AutoRoundConfig(base, bfloat16=False)],
     "rotation, rounding": lambda base: [RotateConfig(), base],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pydoc_data.topics import topics
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,22 +41,6 @@ def spread(tokens: Tensor, count: int) -> Tensor:
 def predict(model: nn.Module, windows: Tensor) -> list[Tensor]:
     """The logarithms of the probabilities of each window's tokens, (`CONTEXT` − 1, vocabulary)."""
     return [F.log_softmax(model(window[None]).logits[0, :-1].float(), dim=-1) for window in windows]
-
-
-@torch.inference_mode()
-def states(model: nn.Module, windows: Tensor) -> list[Tensor]:
-    """What `logs` makes the same of as `predict` gives: (`CONTEXT` − 1, width), much smaller."""
-    body = cast("Any", model).model
-    return [body(window[None]).last_hidden_state[0, :-1] for window in windows]
-
-
-def logs(model: nn.Module, states: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The logarithms of probabilities, one window after the other."""
-    head = cast("Any", model).lm_head
-    for state in states:
-        with torch.inference_mode():
-            found = F.log_softmax(head(state).float(), dim=-1)
-        yield found
 
 
 @torch.inference_mode()

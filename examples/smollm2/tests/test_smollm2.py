@@ -55,8 +55,6 @@ def test_quality_of_a_variant(small: nn.Module) -> None:
     logs = evaluate.predict(small, windows)
     same = evaluate.quality(logs, windows, lambda window: evaluate.predict(small, window))
     assert same.kl_nats == 0.0
-    again = evaluate.logs(small, evaluate.states(small, windows))
-    assert all(torch.equal(*pair) for pair in zip(again, logs, strict=True))
     assert same.agreement == 1.0
     found = []
     for recipe in ("int8_weight_only", "int4_weight_only", "intx_weight_only/2bit"):

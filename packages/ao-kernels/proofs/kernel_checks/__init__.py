@@ -12,6 +12,7 @@ from kernel_checks import (
     rows,
     scaled_mm,
     sparse,
+    trellis,
     w4a8,
     weight_only,
 )
@@ -29,5 +30,6 @@ _FAMILIES = (
     sparse,
     hadamard,
     attend,
+    trellis,
 )
 CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.CHECKS)

@@ -18,7 +18,7 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
-from ao_kernels.cpu.trellis import TRELLIS_KERNELS
+from ao_kernels.cpu.trellis import TRELLIS_KERNELS as CPU_TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.cuda.records import CUDA_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
@@ -31,6 +31,7 @@ from ao_kernels.triton.hadamard.records import HADAMARD_KERNELS as TRITON_HADAMA
 from ao_kernels.triton.rows.records import ROW_KERNELS
 from ao_kernels.triton.scaled_mm.records import DYNAMIC_KERNELS, SCALED_LAYOUTS
 from ao_kernels.triton.sparsify.records import SPARSIFY_KERNELS
+from ao_kernels.triton.trellis.records import TRELLIS_KERNELS as TRITON_TRELLIS_KERNELS
 from ao_kernels.triton.w4a8.records import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
 from ao_kernels.triton.weight_only.records import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.weight_only.records import PLANE16_KERNELS
@@ -61,11 +62,11 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
         *CPU_BLOCK_KERNELS,
-        *TRELLIS_KERNELS,
+        *CPU_TRELLIS_KERNELS,
         *DECODER_KERNELS,
         *DENSE_KERNELS,
     )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
-    triton = (*triton, *TRITON_ATTEND_KERNELS)
+    triton = (*triton, *TRITON_ATTEND_KERNELS, *TRITON_TRELLIS_KERNELS)
     return (*cpu, *CUDA_KERNELS, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -20,6 +20,7 @@ from ao_kernels.triton.rows import op as rows
 from ao_kernels.triton.scaled_mm import launch as scaled_mm
 from ao_kernels.triton.shared.ops import DEFINED
 from ao_kernels.triton.sparsify import op as sparsify
+from ao_kernels.triton.trellis import op as trellis
 from ao_kernels.triton.w4a8 import launch as w4a8
 from ao_kernels.triton.weight_only import op as weight_only
 from ao_kernels.triton.weight_only import op_experts
@@ -32,6 +33,7 @@ MODULES = (
     rows,
     scaled_mm,
     sparsify,
+    trellis,
     w4a8,
     weight_only,
     op_experts,
@@ -82,6 +84,12 @@ CALLS = {
     "sparsify24": ((MATRIX,), [(M, 160), (M, 40)]),
     "sparsify24_both": (
         (MATRIX, "cutlass"), [(64, 160), (64, 2, 10), (320, 32), (320, 2, 2), (8, 40, 8)]
+    ),
+    "ring_linear": (
+        (X, torch.zeros(2, 300 * 32, dtype=torch.uint8), torch.zeros(140, 1), None, 2, 140), [(BATCH, M, 140)]
+    ),
+    "ring_dequantize": (
+        (torch.zeros(2, 300 * 32, dtype=torch.uint8), torch.zeros(140, 1), 2, 140, 300, HALF), [(140, 300)]
     ),
     "tile_mask": ((MATRIX,), [(M, 320)]),
 }  # fmt: skip

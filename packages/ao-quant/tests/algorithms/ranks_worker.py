@@ -13,7 +13,14 @@ from ao_core import QTensor, Report, quantize_
 from ao_core.ext import QuantizationError
 from ao_core.ext.calibration import OverRanks, over_ranks
 from ao_core.testing.programs import one_of_the_ranks
-from ao_quant import GPTQConfig, Int4WeightOnlyConfig, QronosConfig, SmoothQuantConfig
+from ao_quant import (
+    AutoRoundConfig,
+    GPTQConfig,
+    Int4WeightOnlyConfig,
+    QronosConfig,
+    SmoothQuantConfig,
+    UIntxWeightOnlyConfig,
+)
 
 
 class Block(nn.Module):
@@ -48,6 +55,27 @@ def codes(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def learned(dense: nn.Module, data: list[Tensor]) -> None:
+    """AutoRound: a step with one batch of each rank is one with all batches of one process."""
+    base = UIntxWeightOnlyConfig(2, 32)
+    alone, together = copy.deepcopy(dense), copy.deepcopy(dense)
+    one = AutoRoundConfig(base, bfloat16=False, iterations=20, batches=len(data), start="nearest")
+    expected = quantize_(alone, one, data=data)
+    each = AutoRoundConfig(
+        base, bfloat16=False, iterations=20, batches=len(data) // 2, start="nearest"
+    )
+    report = quantize_(together, each, data=over_ranks(data))
+    losses = [
+        torch.tensor([[r.loss_before, r.loss_after] for r in found.with_status("changed")])
+        for found in (expected, report)
+    ]
+    torch.testing.assert_close(losses[1][:, 0], losses[0][:, 0], rtol=1e-4, atol=0)
+    torch.testing.assert_close(losses[1][:, 1], losses[0][:, 1], rtol=0.05, atol=0)
+    assert (losses[1][:, 1] < losses[1][:, 0]).any()
+    same = [(codes(alone)[name] == value).float().mean() for name, value in codes(together).items()]
+    assert min(same) > 0.9, same
+
+
 def main(rank: int) -> None:
     torch.manual_seed(0)
     dense = nn.Sequential(Experts(), Block(), Block(), nn.Linear(32, 8)).eval()
@@ -68,6 +96,7 @@ def main(rank: int) -> None:
             assert torch.equal(codes(together)[name], value), name
         x = torch.randn(2, 9, 32)
         torch.testing.assert_close(together(x), alone(x), rtol=1e-5, atol=1e-5)
+    learned(dense, data)
     bad = [batch.clone() for batch in data]
     bad[1][0, 3, 5] = torch.nan  # of the second rank
     model = copy.deepcopy(dense)

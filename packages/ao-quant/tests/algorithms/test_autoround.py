@@ -302,3 +302,47 @@ def test_frozen_models_in_training_and_half_precision():
     assert made.training
     assert {p.dtype for p in weights_of(made).values()} == {torch.bfloat16}
     assert all(r.loss_after <= r.loss_before for r in report.with_status("changed"))
+
+
+def sign_round_of_the_paper(weight, x, bits, group, iterations=200):
+    """The least error of the outputs on the way of arXiv:2309.05516, algorithm 1, in float64."""
+    wide = weight.unflatten(-1, (-1, group))
+    low, high = wide.amin(-1, keepdim=True).clamp(max=0), wide.amax(-1, keepdim=True).clamp(min=0)
+    offset = torch.zeros_like(wide, requires_grad=True)
+    ends = [torch.ones_like(low, requires_grad=True) for _ in range(2)]
+
+    def straight(values):
+        return values + (values.round() - values).detach()
+
+    least = float("inf")
+    for step in range(iterations + 1):
+        scale = (high * ends[1] - low * ends[0]) / (2**bits - 1)
+        zero = straight(-low * ends[0] / scale)
+        codes = (straight(wide / scale + offset) + zero).clamp(0, 2**bits - 1)
+        loss = (x @ (((codes - zero) * scale).flatten(1) - weight).t()).square().sum()
+        least = min(least, float(loss.detach()))
+        parameters = [offset, *ends]
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for each, gradient in zip(parameters, gradients, strict=True):
+                each -= (1 - step / iterations) / iterations * gradient.sign()
+            offset.clamp_(-0.5, 0.5)
+            for each in ends:
+                each.clamp_(0, 1)
+    return least
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_as_good_as_that_of_the_paper(bits):
+    """Written once more, in float64: same weight, data and format."""
+    generator = torch.Generator().manual_seed(bits)
+    mix = torch.eye(64, dtype=torch.float64) + torch.randn(64, 64, generator=generator) / 8
+    x = torch.randn(320, 64, generator=generator).double() @ mix
+    weight = torch.randn(48, 64, generator=generator) / 8
+    model = nn.Sequential(nn.Linear(64, 48, bias=False)).requires_grad_(False)
+    model[0].weight.copy_(weight)
+    config = AutoRoundConfig(UIntxWeightOnlyConfig(bits, 32), bfloat16=False)
+    quantize_(model, config, data=list(x.float().split(64)))
+    change = model[0].weight.dequantize().double() - weight.double()
+    theirs = sign_round_of_the_paper(weight.double(), x, bits, 32)
+    assert float((x @ change.t()).square().sum()) <= 1.02 * theirs

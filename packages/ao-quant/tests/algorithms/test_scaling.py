@@ -34,6 +34,7 @@ from ao_quant import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     SmoothQuantConfig,
+    UIntxWeightOnlyConfig,
 )
 from ao_quant.algorithms import channels
 from ao_quant.algorithms.channels import channels_of
@@ -103,7 +104,7 @@ def test_limits_of_smoothquant(alpha):
 def test_smoothquant_quantizes_outliers_better():
     dense, data = made(Decoder, outlier=50.0), tokens()
     errors = {}
-    for config in (BOTH, SmoothQuantConfig(BOTH), SmoothQuantConfig(BOTH, alpha="search")):
+    for config in (BOTH, SmoothQuantConfig(BOTH, alpha=0.5), SmoothQuantConfig(BOTH)):
         model = copy.deepcopy(dense)
         quantize_(model, config, data=None if config is BOTH else data)
         assert isinstance(model.mlp.down_proj.weight, QTensor)
@@ -111,6 +112,87 @@ def test_smoothquant_quantizes_outliers_better():
         errors[str(getattr(config, "alpha", None))] = difference(model(data[0]), dense(data[0]))
     assert 0 < errors["0.5"] < 0.4 * errors["None"]
     assert 0 < errors["search"] < 0.5 * errors["None"]
+
+
+def test_exponents_are_searched_after_norms_only():
+    """What is chosen has the least error of all exponents; between two weights it is 0.5."""
+    dense, data = made(Decoder, outlier=50.0).requires_grad_(False), tokens()
+    readers = ("q_proj", "k_proj", "v_proj")
+
+    def outputs(model, name):
+        layer, rows = getattr(model.attn, name), []
+        with layer.register_forward_hook(lambda layer, args, out: rows.append(out)):
+            for batch in data:
+                model(batch)
+        found = torch.cat(rows).flatten(0, 1)
+        return found if layer.bias is None else found - layer.bias
+
+    def error_of(alpha):
+        """Of the three layers together, relative to the outputs of each row."""
+        model, config = copy.deepcopy(dense), SmoothQuantConfig(BOTH, alpha)
+        quantize_(model, FqnToConfig({r"re:attn\.[qkv]_proj.*": config}), data=data)
+        pairs = [(outputs(dense, name), outputs(model, name)) for name in readers]
+        return sum(float(((b - a).norm(dim=-1) / a.norm(dim=-1)).square().sum()) for a, b in pairs)
+
+    of_all = [error_of(alpha / 10) for alpha in range(11)]
+    assert error_of("search") <= 1.001 * min(of_all) < 0.95 * of_all[5]
+    found = notes_of(quantize_(copy.deepcopy(dense), SmoothQuantConfig(BOTH), data=data))
+    assert "alpha = 0.5, folded into mlp.up_proj.weight" in found["mlp.down_proj.weight"]
+
+
+def rounded(values, bits):
+    """To nearest in each row, between its least and greatest value, 0 among them."""
+    low, high = (
+        values.amin(-1, keepdim=True).clamp(max=0),
+        values.amax(-1, keepdim=True).clamp(min=0),
+    )
+    scale = (high - low).clamp(min=1e-12) / (2**bits - 1)
+    zero = (-low / scale).round()
+    return ((values / scale).round().add(zero).clamp(0, 2**bits - 1) - zero) * scale
+
+
+def awq_of_the_paper(weight, x, bits, group):
+    """The error of the outputs by arXiv:2306.00978, 3.2, and the clipping of its code, in float64."""
+    mean = x.abs().mean(0).clamp(min=1e-4)
+
+    def error_of(values):
+        return float((x @ (values - weight).t()).square().sum())
+
+    def grouped(values):
+        return values.unflatten(-1, (-1, group))
+
+    found = {}
+    for step in range(20):
+        s = mean ** (step / 20)
+        s = s / (s.max() * s.min()).sqrt()
+        found[error_of(rounded(grouped(weight * s), bits).flatten(1) / s)] = s
+    s = found[min(found)]
+    wide, inputs = grouped(weight * s), (x / s).unflatten(-1, (-1, group))
+    best, least = wide, torch.full(wide.shape[:2], torch.inf, dtype=torch.float64)
+    for by in range(10):
+        most = wide.abs().amax(-1, keepdim=True) * (1 - by / 20)
+        new = rounded(wide.clamp(-most, most), bits)
+        error = torch.einsum("tgk,ngk->tng", inputs, new - wide).square().sum(0)
+        best = torch.where((error < least)[..., None], new, best)
+        least = torch.minimum(least, error)
+    return error_of(best.flatten(1) / s)
+
+
+@pytest.mark.parametrize("bits", [4, 3])
+def test_awq_is_as_good_as_that_of_the_paper(bits):
+    """Written once more, in float64: same weight, data and format."""
+    generator = torch.Generator().manual_seed(bits)
+    dense = nn.Sequential(nn.RMSNorm(96), nn.Linear(96, 64, bias=False)).requires_grad_(False)
+    dense[0].weight.copy_(torch.exp(0.5 * torch.randn(96, generator=generator)))
+    dense[0].weight[::17] *= 20
+    dense[1].weight.copy_(torch.randn(64, 96, generator=generator) / 10)
+    data = list(torch.randn(400, 96, generator=generator).split(100))
+    model = copy.deepcopy(dense)
+    quantize_(model, AWQConfig(UIntxWeightOnlyConfig(bits, 32)), data=data)
+    x = torch.cat(data)
+    own = float((model(x).double() - dense(x).double()).square().sum())
+    theirs = awq_of_the_paper(dense[1].weight.double(), dense[0](x).double(), bits, 32)
+    assert own <= 1.02 * theirs
 
 
 def test_where_nothing_makes_the_channels_factors_are_an_input_step():
@@ -278,8 +360,6 @@ def test_what_cannot_work_says_so():
     model, data = made(Decoder), tokens()
     with pytest.raises(ConfigError, match=r"base=None.*\[AWQConfig\(\), GPTQConfig\(\.\.\.\)\]"):
         quantize_(model, AWQConfig(), data=data)
-    with pytest.raises(ConfigError, match="alpha='search' rounds to it"):
-        quantize_(model, SmoothQuantConfig(alpha="search"), data=data)
     with pytest.raises(ConfigError, match="no two weights between which scales pass"):
         quantize_(
             nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)),

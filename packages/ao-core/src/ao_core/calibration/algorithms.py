@@ -164,12 +164,6 @@ def _visit(
 ) -> str:
     """Solve for weights in turn, or block by block; how the data was run."""
     ranks = ranks_of(batches)
-    blocks = [name for name, solver in solvers.items() if solver.solve_block is not None]
-    if ranks is not None and blocks:
-        raise ConfigError(
-            f"data=OverRanks: {solvers[blocks[0]].name} learns from the outputs of blocks, by one process; "
-            "pass a list of batches"
-        )
 
     def before(group: Sequence[tuple[Decision, Inputs]]) -> None:
         _solve_shares(work, solvers, group, ranks)

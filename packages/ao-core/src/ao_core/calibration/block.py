@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Block:
 
     #: of the block in the model
     name: str
-    #: how many batches of inputs there are
+    #: how many batches of inputs this process has
     batches: int
     #: (number of a batch, by name the values of weights in place of the block's own) -> the floating-point
     #: tensors that it returns. Inputs are those that the rewritten blocks before it make. Gradients of the
@@ -38,6 +38,9 @@ class Block:
     run: Callable[[int, Mapping[str, Tensor]], list[Tensor]]
     #: (number of a batch) -> what it returned in the model as it was, on the inputs that this made
     wanted: Callable[[int], list[Tensor]]
+    #: tensors -> their sums over all processes, each of which has batches of its own and calls this equally
+    #: often; with one process they are what they were
+    summed: Callable[[Sequence[Tensor]], list[Tensor]] = list
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.pooling import Pools
 from ao_core.calibration.probe import Holes
-from ao_core.calibration.ranks import ranks_of
+from ao_core.calibration.ranks import added, ranks_of
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.stepping import stepping
@@ -109,10 +109,10 @@ class Blocks:
         def wanted_of(batch: int) -> list[Tensor]:
             return float_leaves([e and self.store.get(e) for e in wanted[batch]])
 
-        block = Block(
-            name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
-        )
-        seen = gathered(left, self.trace, runs, ranks_of(self.batches))
+        ranks = ranks_of(self.batches)
+        run = partial(stage.returns_with, held, entries)
+        block = Block(name, len(self.batches), run, wanted_of, partial(added, ranks=ranks))
+        seen = gathered(left, self.trace, runs, ranks)
         yield seen._replace(block=block)
 
     def _loose(self, segment: int) -> Generator[Turn, None, None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistics, is_sum
@@ -20,6 +21,7 @@ from ao_core.errors import ConfigError, QuantizationError
 __all__ = [
     "OverRanks",
     "Ranks",
+    "added",
     "merged_orders",
     "over_ranks",
     "ranks_of",
@@ -174,6 +176,16 @@ def summed(parts: Sequence[Statistics], ranks: Ranks | None) -> tuple[Statistics
                 part = part.merge(Statistics.restored(part.need, state))
         found.append(part)
     return tuple(found)
+
+
+def added(tensors: Sequence[Tensor], ranks: Ranks | None) -> list[Tensor]:
+    """The sums of tensors over all ranks, with the same bits on each; those of this rank are used up."""
+    if ranks is None:
+        return list(tensors)
+    ranks.exchange(None)
+    for tensor in tensors:
+        torch.distributed.all_reduce(tensor, group=ranks.group)
+    return list(tensors)
 
 
 def shares(items: Sequence[T], ranks: Ranks, do: Callable[[T], Any]) -> list[Any]:

@@ -103,12 +103,15 @@ def solve_autoround_block(
                 error = _error(block, number, leaves, config.bfloat16)
                 found = torch.autograd.grad(error, list(leaves.values()), materialize_grads=True)
             sums = [a.add_(b) for a, b in zip(sums, found, strict=True)] if sums else list(found)
+        sums = block.summed(sums)
         return [start.stored(g) for start, g in zip(starts.values(), sums, strict=True)]
 
     def loss(values: Sequence[Tensor]) -> float:
         at = named(values)
-        errors = [float(_error(block, number, at)) for number in range(block.batches)]
-        return sum(errors) / len(errors)
+        errors = sum(float(_error(block, number, at)) for number in range(block.batches))
+        total = torch.tensor([errors, block.batches], dtype=torch.float64)
+        error, count = block.summed([total])[0].tolist()
+        return float(error / count)
 
     problems = [start.problem for start in starts.values()]
     found = descend(

@@ -40,6 +40,8 @@ __all__ = ["awq_factors", "equalize", "equalizing_scales", "scale_by_awq", "smoo
 _LEAST, _TINY = 1e-4, 1e-5
 #: rows on which an exponent of SmoothQuant is judged
 _ROWS = sampled_rows(256)
+#: the exponent of SmoothQuant where none is searched for
+_USUAL = 0.5
 #: rounds of equalization end when no channel changes by more than this
 _DONE = 1e-3
 
@@ -52,7 +54,11 @@ def scale_by_awq(
     Raises:
         ConfigError: nothing quantizes the weights afterwards.
     """
-    _check_formats(weights, config, "AWQConfig rounds to it")
+    if weights and all(entry.config is None for entry in weights):
+        raise ConfigError(
+            "base=None: AWQConfig rounds to it, and nothing quantizes the weights afterwards; use a list, "
+            "[AWQConfig(), GPTQConfig(...)], or AWQConfig(base)"
+        )
     notes: dict[str, str] = {}
     found = []
     for each in channels_of(model, weights, batches, (HESSIAN, ABS_SUMS), notes):
@@ -66,16 +72,6 @@ def scale_by_awq(
             )
     made = fold(model, batches[0], found, "AWQ")
     return Prepared(made.model, made.steps, notes | made.notes)
-
-
-def _check_formats(
-    weights: Sequence[Decision], config: AWQConfig | SmoothQuantConfig, why: str
-) -> None:
-    if weights and all(entry.config is None for entry in weights):
-        raise ConfigError(
-            f"base=None: {why}, and nothing quantizes the weights afterwards; use a list, "
-            f"[{type(config).__name__}(), GPTQConfig(...)], or {type(config).__name__}(base)"
-        )
 
 
 def awq_factors(channels: Channels, steps: int) -> tuple[Tensor, float, float]:
@@ -127,35 +123,42 @@ def smooth(
     batches: Sequence[Sample],
     config: SmoothQuantConfig,
 ) -> Prepared:
-    """`ModelTransform.apply` of `SmoothQuantConfig`.
-
-    Raises:
-        ConfigError: `alpha` is searched for, and nothing quantizes the weights afterwards.
-    """
-    is_searched = config.alpha == SEARCH
-    if is_searched:
-        _check_formats(weights, config, "alpha='search' rounds to it")
-    need = (ABS_MAX, _ROWS) if is_searched else (ABS_MAX,)
+    """`ModelTransform.apply` of `SmoothQuantConfig`."""
     notes: dict[str, str] = {}
     found = []
-    for each in channels_of(model, weights, batches, need, notes):
+    for each in channels_of(model, weights, batches, (ABS_MAX, _ROWS), notes):
         inputs, columns = _ranges(each)
-        alphas = [step / 10 for step in range(11)] if is_searched else [float(config.alpha)]
-        candidates = {
-            f"alpha = {alpha:g}": inputs**alpha / columns ** (1 - alpha) for alpha in alphas
-        }
-        if is_searched:
-            candidates = {"no factors": torch.ones_like(inputs)} | candidates
+        alphas = [_USUAL if config.alpha == SEARCH else float(config.alpha)]
+        candidates: dict[str, Tensor] = {}
+        if config.alpha == SEARCH and _is_searchable(model, each):
+            alphas = [step / 10 for step in range(11)]
+            candidates["no factors"] = torch.ones_like(inputs)
+        for alpha in alphas:
+            candidates[f"alpha = {alpha:g}"] = inputs**alpha / columns ** (1 - alpha)
+        text = next(iter(candidates))
+        if len(candidates) > 1:
             errors = {
                 text: sum(_layer_error(reader, factors) for reader in each.readers)
                 for text, factors in candidates.items()
             }
             text = min(errors, key=lambda name: errors[name])
-        else:
-            (text,) = candidates
         found.append((each, candidates[text], text))
     made = fold(model, batches[0], found, "SmoothQuant")
     return Prepared(made.model, made.steps, notes | made.notes)
+
+
+def _is_searchable(model: nn.Module, channels: Channels) -> bool:
+    """Whether norms make the channels, and errors of all readers can be measured."""
+    if channels.group is None or not all(map(_is_measurable, channels.readers)):
+        return False
+    tensors = tensors_of(model)
+    return all(tensors[site.parameter].dim() == 1 for site in channels.group.producers)
+
+
+def _is_measurable(reader: Reader) -> bool:
+    """Whether it is known what a weight is quantized to, and it is the matrix of a linear layer."""
+    is_matrix = not is_conv(reader.entry.tensor, reader.entry.owners[0]) and len(reader.weight) == 1
+    return reader.format is not None and is_matrix
 
 
 def _ranges(channels: Channels) -> tuple[Tensor, Tensor]:
@@ -181,8 +184,7 @@ def _layer_error(reader: Reader, factors: Tensor) -> float:
     thousand times as large as others in many models, and would decide alone.
     """
     target, weight = reader.entry.owners[0], reader.weight
-    if reader.format is None or is_conv(reader.entry.tensor, target) or len(weight) > 1:
-        return 0.0
+    assert reader.format is not None
     columns = reader.columns(factors)[:, None]
     found = nearest((weight * columns).to(weight.dtype), reader.format, target)
     if not isinstance(found, QTensor):

@@ -33,8 +33,8 @@ class AutoRoundConfig(BaseConfig):
 
     Attributes:
         iterations: the number of steps; 0 is the start.
-        batches: of the data, so many are used for a step. Gradients of few tokens are noisy, and those of
-            many slow: 512 to 4096 tokens are sensible.
+        batches: of the data, so many are used for a step, and of each process where several have data.
+            Gradients of few tokens are noisy, and those of many slow: 512 to 4096 tokens are sensible.
         rate: the size of the first step, which falls linearly to 0; None: 1 / iterations, so that an offset
             can go from 0 to 1/2 in all.
         momentum: the share of earlier gradients in the mean whose signs are followed, from 0 (the paper's) to

@@ -87,12 +87,13 @@ class SmoothQuantConfig(ScalingConfig):
 
     Attributes:
         base: as of all; one that quantizes activations, such as `Int8DynamicActivationInt8WeightConfig()`.
-        alpha: the share a of the range that the weights take, from 0 to 1; or "search": of 0, 0.1, … 1 and
-            the channels as they are, what has the least squared error of the outputs on rows of the data, for
-            each input.
+        alpha: the share a of the range that the weights take, from 0 to 1; or "search". Then, for each input
+            that a norm makes, it is what of 0, 0.1, … 1 and no factors has the least squared error of the
+            outputs, on rows of the data. Between two weights, and where no format is known, it is 0.5: there
+            the error of one layer does not tell what a block makes of it.
     """
 
-    alpha: float | str = 0.5
+    alpha: float | str = SEARCH
 
     def __post_init__(self) -> None:
         super().__post_init__()

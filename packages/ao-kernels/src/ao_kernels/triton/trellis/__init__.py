@@ -1,0 +1,1 @@
+"""Weights on a trellis: decoded for a matmul, or to dense values."""
