@@ -40,6 +40,7 @@ from ao_core.preparing import prepare, stages, with_steps
 from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
+from ao_core.remembering import remember
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
@@ -152,6 +153,7 @@ def quantize_(
     if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
+    remember(model, report, batches)
     tell(model, report)
     return report
 
