@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from transformers import AutoModelForCausalLM
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from ao_core import config_to_json, quantize_checkpoint
@@ -27,9 +29,12 @@ for name in ("rounding", "gptq", "plan"):
 """
 
 
+@pytest.mark.slow
 def test_three_recipes_in_a_new_process(tmp_path, llama) -> None:
     source = tmp_path / "src"
     llama(num_hidden_layers=2, tie_word_embeddings=False).bfloat16().save_pretrained(source)
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(source)
     rows = [[(7 * i + j * j) % 96 for j in range(24)] for i in range(4)]
     lines = [json.dumps({"input_ids": row}) for row in rows]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
@@ -38,7 +43,7 @@ def test_three_recipes_in_a_new_process(tmp_path, llama) -> None:
     planned = plan(model, bits=6, candidates=candidates, measure="weight")
     (tmp_path / "gptq.json").write_text(config_to_json(GPTQConfig(Int4WeightOnlyConfig(32))))
     quantize_checkpoint(source, tmp_path / "rounding", Int4WeightOnlyConfig(32))
-    quantize_checkpoint(source, tmp_path / "plan", planned.config)
+    quantize_checkpoint(source, tmp_path / "plan", planned)
     data = ("--data", tmp_path / "data.jsonl", "--window", "24", "--tokens", "96", "--seed", "3")
     ao = CliRunner()
     line = ["quantize", source, tmp_path / "gptq", "--config", tmp_path / "gptq.json", *data]
