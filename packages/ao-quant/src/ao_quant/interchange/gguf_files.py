@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.ext import CheckpointError
+from ao_core.ext import CheckpointError, json_object
 from ao_core.ext.interchange import Container, Source
+from ao_core.ext.saving import read_text
 from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size
 from ao_quant.gguf.configuration import (
@@ -107,6 +108,19 @@ def _scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in plain.items() if isinstance(v, (str, int, float, bool))}
 
 
+def _kept(folder: Path) -> dict[str, Any]:
+    """What the file said from which a folder was made, and which config.json has no place for."""
+    report = folder / "ao_interchange.json"
+    if not report.is_file():
+        return {}
+    label = json_object(read_text(str(report)), report.name).get("label")
+    if not isinstance(label, Mapping) or label.get("quant_method") != "gguf":
+        return {}
+    own = ("general.architecture", "general.file_type", "general.quantization_version")
+    begins = ("general.", "tokenizer.ggml.")
+    return {k: v for k, v in label.items() if k.startswith(begins) and k not in own}
+
+
 class Entry(NamedTuple):
     """A tensor that is to be written."""
 
@@ -184,6 +198,7 @@ def _write(
     path: Path, source: Source, settings: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> None:
     metadata = metadata_of(source.config) | tokenizer_metadata(folder, source.config)
+    metadata |= _kept(folder)
     entries = _entries(source, settings, metadata)
     if (factors := frequencies_of(source.config)) is not None:
         entries.append(Entry(FREQUENCIES, tuple(factors.shape), "F32", factors.nbytes, lambda: factors))

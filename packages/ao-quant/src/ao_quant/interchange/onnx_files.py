@@ -57,6 +57,8 @@ def _bytes(path: Path, tensor: Any, size: int) -> bytes:
     data = tensor.raw_data
     if tensor.data_location == 1:
         told = {entry.key: entry.value for entry in tensor.external_data}
+        if any(isinstance(text, bytes) for pair in told.items() for text in pair):
+            raise CheckpointError(f"{path}: where {tensor.name!r} is, is not a text in UTF-8")
         file = path.parent / told.get("location", "")
         start, length = told.get("offset", "0"), told.get("length", str(size))
         inside = file.resolve().parent == path.parent.resolve()
@@ -96,6 +98,9 @@ def _open(path: Path) -> Source:
         return flat.view(dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
     try:
+        named = [*held, *(name for node in model.graph.node for name in node.input)]
+        if any(isinstance(name, bytes) for name in named):  # which protobuf gives where it is no UTF-8
+            raise CheckpointError(f"{path} is damaged: a name is not a text in UTF-8")
         metadata = {"nodes": json.dumps(list(_nodes(model.graph)))}
         config = {e.key: e.value for e in model.metadata_props}
     except UnicodeDecodeError as error:
