@@ -87,7 +87,9 @@ def test_experts_are_joined(tmp_path) -> None:
 def test_what_cannot_be_loaded(folder, tmp_path) -> None:
     place = folder("gptq")
     with pytest.raises(ConfigError, match="ao convert SRC DST --to ao"):
-        AutoModelForCausalLM.from_pretrained(place, device_map={"": "disk"}, offload_folder=tmp_path)
+        AutoModelForCausalLM.from_pretrained(
+            place, device_map={"": "disk"}, offload_folder=tmp_path
+        )
     config = json.loads((tmp_path / "src/config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (tmp_path / "src/config.json").write_text(json.dumps(config))

@@ -73,7 +73,9 @@ def _check_logits(tmp_path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "gguf", gguf_file="model.gguf", dtype=torch.float32
     )
-    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ao", dtype=torch.float32)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ao", dtype=torch.float32
+    )
     dequantize_(expected)
     with torch.no_grad():
         found, wanted = theirs.eval()(IDS).logits, expected(IDS).logits

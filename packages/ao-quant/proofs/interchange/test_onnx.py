@@ -26,7 +26,9 @@ def _weight(path, size):
 @pytest.mark.parametrize("size", [16, 32, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("columns", [256, 200])
-def test_onnx_runtime_multiplies_by_what_is_written(bits, size, symmetric, columns, tmp_path) -> None:
+def test_onnx_runtime_multiplies_by_what_is_written(
+    bits, size, symmetric, columns, tmp_path
+) -> None:
     name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
     spec = Spec(name, (1, size), "float32", zero, "plain" if bits == 8 else "packed")
     tensor = quantize_tensor(torch.randn(48, columns), spec)

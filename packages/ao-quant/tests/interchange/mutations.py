@@ -199,5 +199,7 @@ if __name__ == "__main__":
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             told = run(each, options.count, options.seed)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-            sys.stdout.write(f"{each.name}: {told['read']} read, {told['error']} refused, {grown} MB grown\n")
+            sys.stdout.write(
+                f"{each.name}: {told['read']} read, {told['error']} refused, {grown} MB grown\n"
+            )
             sys.stdout.flush()

@@ -10,7 +10,9 @@ from ao_quant.interchange.gguf_tokens import tokenizer_metadata
 
 def test_a_model_of_sentencepiece(tmp_path) -> None:
     def piece(text: str, score: bytes, kind: int) -> bytes:
-        inner = b"\x0a" + bytes([len(text)]) + text.encode() + b"\x15" + score + b"\x18" + bytes([kind])
+        inner = (
+            b"\x0a" + bytes([len(text)]) + text.encode() + b"\x15" + score + b"\x18" + bytes([kind])
+        )
         return b"\x0a" + bytes([len(inner)]) + inner
 
     pieces = [piece("<unk>", b"\0\0\0\0", 2), piece("<0x0A>", b"\0\0\0\0", 6)]

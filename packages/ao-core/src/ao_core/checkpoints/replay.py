@@ -29,7 +29,8 @@ __all__ = ["Replayed", "replay_checkpoint"]
 class Replayed(NamedTuple):
     """What came of a replay."""
 
-    #: what differs first, in words: an input, then nothing is written, or a tensor of the result; empty: nothing
+    #: what differs first, in words: an input, and then nothing is written, or a tensor of the result; empty:
+    #: nothing does
     first: str
     #: versions that are not those of the lock, in words
     notes: tuple[str, ...] = ()
@@ -69,7 +70,8 @@ def replay_checkpoint(
         return Replayed(f"in SRC, {first}", notes)
     digest = "" if job.calibration is None else job.calibration.digest
     if digest != step.data:
-        return Replayed(f"the calibration data are others: their hash is {digest}, and was {step.data}", notes)
+        first = f"the calibration data are others: their hash is {digest}, and was {step.data}"
+        return Replayed(first, notes)
     run(job, dst, progress=progress)
     made = tensor_hashes(open_checkpoint(dst))
     first = first_difference(known.tensors, made)

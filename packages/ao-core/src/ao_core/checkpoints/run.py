@@ -38,8 +38,8 @@ from ao_core.progress import Progress
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.tensor.saving.checkpoint import open_checkpoint
-from ao_core.tensor.saving.lock import LOCK
 from ao_core.tensor.saving.commit import publish, shard_names, write_index
+from ao_core.tensor.saving.lock import LOCK
 
 __all__ = ["quantize_checkpoint", "run"]
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["batches_of_option", "drawn"]
 
 
-def batches_of_option(folder: Path, data: Path | None, **options: int | None) -> list[Sample] | None:
+def batches_of_option(
+    folder: Path, data: Path | None, **options: int | None
+) -> list[Sample] | None:
     """The inputs that a file has, for the model of a folder."""
     from ao_core.calibration.texts import batches_of_file
     from ao_core.checkpoints.folders import tokenizer_of

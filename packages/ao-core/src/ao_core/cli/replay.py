@@ -15,7 +15,9 @@ def replay(
     source: Path = typer.Argument(metavar="SRC", help="The original, as for ao quantize."),
     target: Path = typer.Argument(metavar="DST", help="The directory to write."),
     data: Path | None = typer.Option(
-        None, metavar="FILE", help="The calibration data, where there were some, as for ao quantize."
+        None,
+        metavar="FILE",
+        help="The calibration data, where there were some, as for ao quantize.",
     ),
 ) -> None:
     """Quantize as a lock says, and say whether the result has the same bytes.

@@ -97,7 +97,7 @@ class Foreign:
         if weight is None:
             return None
         slots = self._opened.checkpoint.slots
-        return sum(slots[leaf].nbytes for leaf in weight.names)
+        return int(sum(slots[leaf].nbytes for leaf in weight.names))
 
 
 def open_foreign(folder: Path) -> Foreign:

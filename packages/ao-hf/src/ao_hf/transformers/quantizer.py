@@ -93,7 +93,9 @@ class AoHfQuantizer(HfQuantizer):
         from ao_hf.transformers.conversions import Own  # whose base is not loaded yet
 
         found = _files(files)
-        if found.records or not str(self.quantization_config.config.get("name")).startswith(FOREIGN):
+        if found.records or not str(self.quantization_config.config.get("name")).startswith(
+            FOREIGN
+        ):
             if missing := found.missing_providers():
                 raise CheckpointError(f"{found.path}: needs {'; and '.join(missing)}")
             return Own(found)

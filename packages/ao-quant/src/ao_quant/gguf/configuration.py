@@ -63,7 +63,9 @@ def check_architecture(path: Path, header: Any) -> None:
 
 
 def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> dict[str, Any]:
-    """The fields, and the `model_type`, of the configuration of the model that a file with this `GGUFHeader` is of, whose architecture is known.
+    """The fields of the configuration of the model that a file is of, `model_type` among them.
+
+    Its architecture is known, see `check_architecture`.
 
     Args:
         path: the file, for errors.
@@ -89,8 +91,8 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> dic
     turned = of.number("rope.dimension_count", int, fields["head_dim"])
     if turned != fields["head_dim"]:
         raise CheckpointError(
-            f"{path}: has rotary embeddings of {turned} of {fields['head_dim']} elements of a head; only models "
-            "that turn all elements are made from GGUF files"
+            f"{path}: has rotary embeddings of {turned} of {fields['head_dim']} elements of a head; only "
+            "models that turn all elements are made from GGUF files"
         )
     kind = _KINDS[architecture]
     if architecture == "gemma3":

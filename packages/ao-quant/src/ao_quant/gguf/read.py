@@ -19,7 +19,15 @@ from ao_quant.gguf.header import Entry, Header, read_header
 from ao_quant.gguf.metadata import gguf_package
 from ao_quant.gguf.names import Place, places
 
-__all__ = ["DENSE", "GGUFFile", "GGUFHeader", "GGUFInfo", "mapped_tensors", "read_gguf", "read_gguf_header"]
+__all__ = [
+    "DENSE",
+    "GGUFFile",
+    "GGUFHeader",
+    "GGUFInfo",
+    "mapped_tensors",
+    "read_gguf",
+    "read_gguf_header",
+]
 
 #: GGUF type -> dtype of a dense tensor
 DENSE = {

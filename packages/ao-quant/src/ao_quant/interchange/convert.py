@@ -185,8 +185,8 @@ def _stored(
 ) -> Iterator[tuple[str, Stored | Mapping[str, Tensor]]]:
     """(name, what is stored) of all weights and dense tensors that are not there already, in order.
 
-    Weights of the kind that most are of come first: what a format has one of in a checkpoint, such as the size
-    of groups, is theirs.
+    Weights of the kind that most are of come first: what a format has one of in a checkpoint, such as the
+    size of groups, is theirs.
     """
     weights = opened.reading.weights
     kinds = {name: _kind(opened, name) for name in weights}
@@ -221,10 +221,7 @@ def _kind(opened: Opened, name: str) -> str:
 
 def _identity(opened: Opened, to: str, limit: int) -> dict[str, Any]:
     """What an unfinished conversion must be of, to go on with it."""
-    files = {
-        file.name: [file.stat().st_size, file.stat().st_mtime_ns]
-        for file in opened.files
-    }
+    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in opened.files}
     label = json.dumps(opened.source.quantization, sort_keys=True, default=str)
     told = hashlib.sha256(label.encode()).hexdigest()
     return {"files": files, "label": told, "from": opened.name, "to": to, "limit": limit}

@@ -85,15 +85,17 @@ class Differences:
     def __str__(self) -> str:
         same = sum(each.same_bytes for each in self.tensors)
         equal = sum(each.equal for each in self.tensors) - same
-        lines = [
-            f"{len(self.tensors)} tensors: {same} bytes equal, {equal} values equal, "
-            f"{len(self.tensors) - same - equal} differ"
-        ]
+        told = (
+            f"{same} bytes equal, {equal} values equal, {len(self.tensors) - same - equal} differ"
+        )
+        lines = [f"{len(self.tensors)} tensors: {told}"]
         if any(each.nearer for each in self.tensors):
             counts = {
                 k: sum(e.nearer == k for e in self.tensors) for k in ("first", "second", "both")
             }
-            lines.append("nearer to the original: " + ", ".join(f"{v} {k}" for k, v in counts.items()))
+            lines.append(
+                "nearer to the original: " + ", ".join(f"{v} {k}" for k, v in counts.items())
+            )
         return "\n".join([*lines, *(str(each) for each in self.tensors if not each.same_bytes)])
 
 
@@ -177,4 +179,6 @@ def _with_nearer(
     (_, one), (_, other) = compare(original, a), compare(original, b)
     x, y = (inf if each is None else each for each in (one, other))
     nearer = "both" if x == y else "first" if x > y else "second"
-    return Difference(**(asdict(told) | {"sqnr_first": one, "sqnr_second": other, "nearer": nearer}))
+    return Difference(
+        **(asdict(told) | {"sqnr_first": one, "sqnr_second": other, "nearer": nearer})
+    )

@@ -77,14 +77,22 @@ def _near(tensor: QTensor) -> str:
     """The type that a weight is put on where none has its values."""
     bits = tensor.format.bits
     minima = tensor.spec.zero_point != "none"
-    return "q8_0" if bits > 5 else ("q5_1" if bits == 5 else "q4_1") if minima else _SYMMETRIC[max(bits, 4)]
+    return (
+        "q8_0"
+        if bits > 5
+        else ("q5_1" if bits == 5 else "q4_1")
+        if minima
+        else _SYMMETRIC[max(bits, 4)]
+    )
 
 
 def _typed(tensor: QTensor, settings: Mapping[str, Any]) -> tuple[str, QTensor]:
     """The type for a weight, and the weight in it."""
     base = rows_of(tensor)
     if base.spec.input:
-        raise QuantizationError(f"{tensor.spec} has steps on its inputs, which GGUF has no place for")
+        raise QuantizationError(
+            f"{tensor.spec} has steps on its inputs, which GGUF has no place for"
+        )
     if (kind := settings.get("type") or kind_of(base)) is not None and kind_of(base) == kind:
         return kind, base
     found = integers_of(base) if base.dim() == 2 else None

@@ -1,4 +1,4 @@
-"""GGUF files as folders of transformers: tensors by the names of files there, rows in their order, config.json."""
+"""GGUF files as folders of transformers: names of tensors, order of rows, config.json."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ def _stacked(
 ) -> Entry:
     each = [_entry(source, settings, name, Place(stack, name), float32=False) for name in names]
     if len({(one.kind, one.shape) for one in each}) > 1:
-        raise CheckpointError(f"{stack}: experts are of several types or shapes, and GGUF has one for all")
+        raise CheckpointError(
+            f"{stack}: experts are of several types or shapes, and GGUF has one for all"
+        )
     shape = (len(each), *each[0].shape)
     nbytes = sum(one.nbytes for one in each)
     return Entry(stack, shape, each[0].kind, nbytes, lambda: torch.stack([e.read() for e in each]))
@@ -201,7 +203,9 @@ def _write(
     metadata |= _kept(folder)
     entries = _entries(source, settings, metadata)
     if (factors := frequencies_of(source.config)) is not None:
-        entries.append(Entry(FREQUENCIES, tuple(factors.shape), "F32", factors.nbytes, lambda: factors))
+        entries.append(
+            Entry(FREQUENCIES, tuple(factors.shape), "F32", factors.nbytes, lambda: factors)
+        )
     gguf = gguf_package()
     writer = gguf.GGUFWriter(None, "")
     add_metadata(writer, metadata)
@@ -241,7 +245,9 @@ def _unpack(path: Path, place: Path) -> tuple[str, ...]:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         tokenizer.save_pretrained(place)
     except Exception as error:  # of whatever the metadata lead to
-        return (f"no tokenizer is written: {type(error).__name__}: {' '.join(str(error).split())[:120]}",)
+        return (
+            f"no tokenizer is written: {type(error).__name__}: {' '.join(str(error).split())[:120]}",
+        )
     return ()
 
 

@@ -36,8 +36,8 @@ def tokenizer_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Any
     size = int(config.get("vocab_size") or len(tokens))
     if len(tokens) > size:
         raise CheckpointError(f"{folder}: {len(tokens)} tokens, and vocab_size={size}")
-    for number in range(len(tokens), size):  # rows of the embedding without a token
-        tokens.append(f"[PAD{number}]")
+    for unused in range(len(tokens), size):  # rows of the embedding without a token
+        tokens.append(f"[PAD{unused}]")
         found["token_type"].append(_UNUSED)
         if "scores" in found:
             found["scores"].append(-1000.0)
@@ -127,7 +127,13 @@ def _sentencepiece(path: Path, added: Mapping[int, tuple[str, bool]]) -> dict[st
             tokens.append(text)
             scores.append(-1000.0)
             kinds.append(kind)
-    return {"model": "llama", "pre": "default", "tokens": tokens, "scores": scores, "token_type": kinds}
+    return {
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": kinds,
+    }
 
 
 def _message(data: bytes) -> Iterator[tuple[int, Any]]:

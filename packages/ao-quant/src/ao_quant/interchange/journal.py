@@ -146,7 +146,9 @@ class Journal:
     def source(self, like: Source) -> Source:
         """All tensors that were written, with the texts of another source; they are mapped, not read."""
         leaves = {name: (e.shard, *leaf) for e in self.done for name, leaf in e.leaves.items()}
-        forms = {name: (_dtype(dtype), tuple(shape)) for name, (_, dtype, shape, *_) in leaves.items()}
+        forms = {
+            name: (_dtype(dtype), tuple(shape)) for name, (_, dtype, shape, *_) in leaves.items()
+        }
 
         def take(name: str) -> Tensor:
             shard, _, _, start, end, _ = leaves[name]

@@ -1,7 +1,7 @@
-"""ONNX files with MatMulNBits: the initializers of each such node are a weight, and a node is written for each.
+"""ONNX files with MatMulNBits: the initializers of each such node are a weight, and back.
 
-Codes are the little-endian bit stream of a row, cut into blocks; zero points are packed by rows, or are numbers;
-where there are none, they are 2**(bits - 1). What a graph computes besides is not read.
+Codes are the little-endian bit stream of a row, cut into blocks; zero points are packed by rows, or are
+numbers; where there are none, they are 2**(bits - 1). What a graph computes besides is not read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _zeros(source: Source, node: Mapping[str, Any], blocks: int) -> Tensor | Non
     n, bits, zero = node["N"], node["bits"], source.take(name)
     if zero.dtype == torch.uint8:
         if zero.numel() != n * -(-blocks * bits // 8):
-            raise CheckpointError(f"{name} has {zero.numel()} bytes for {n} rows of {blocks} blocks")
+            raise CheckpointError(
+                f"{name} has {zero.numel()} bytes for {n} rows of {blocks} blocks"
+            )
         return unpack_words(zero.reshape(n, -1), bits, blocks).to(torch.int16)
     if zero.numel() != n * blocks or zero.dtype not in SCALES.values():
         raise CheckpointError(f"{name} is {zero.dtype} {list(zero.shape)} for {[n, blocks]} blocks")

@@ -33,7 +33,9 @@ def _package() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise MissingExtraError("onnx", "ao-quant[onnx]", "Reading and writing ONNX files") from error
+        raise MissingExtraError(
+            "onnx", "ao-quant[onnx]", "Reading and writing ONNX files"
+        ) from error
     return onnx
 
 
@@ -88,7 +90,9 @@ def _open(path: Path) -> Source:
     for name, each in held.items():
         dtype, shape = _DTYPES.get(each.data_type), tuple(each.dims)
         if dtype is None or any(size < 0 for size in shape):
-            raise CheckpointError(f"{path}: {name!r} has the type {each.data_type} and shape {shape}")
+            raise CheckpointError(
+                f"{path}: {name!r} has the type {each.data_type} and shape {shape}"
+            )
         forms[name] = (dtype, shape)
 
     def take(name: str) -> Tensor:
@@ -99,7 +103,9 @@ def _open(path: Path) -> Source:
 
     try:
         named = [*held, *(name for node in model.graph.node for name in node.input)]
-        if any(isinstance(name, bytes) for name in named):  # which protobuf gives where it is no UTF-8
+        if any(
+            isinstance(name, bytes) for name in named
+        ):  # which protobuf gives where it is no UTF-8
             raise CheckpointError(f"{path} is damaged: a name is not a text in UTF-8")
         metadata = {"nodes": json.dumps(list(_nodes(model.graph)))}
         config = {e.key: e.value for e in model.metadata_props}
@@ -138,9 +144,7 @@ def _write(
         )
         kind = _NUMBERS[source.forms[used["scales"]][0]]
         inputs.append(helper.make_tensor_value_info(given[0], kind, ["rows", used["K"]]))
-        outputs.append(
-            helper.make_tensor_value_info(f"{owner}.output", kind, ["rows", used["N"]])
-        )
+        outputs.append(helper.make_tensor_value_info(f"{owner}.output", kind, ["rows", used["N"]]))
     graph = helper.make_graph(nodes, "ao", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -155,8 +155,8 @@ def open_foreign(path: str | os.PathLike[str], called: str = "") -> Opened:
         CheckpointError: it is damaged, or more than one format claims it, or not the one that was named.
         UnknownNameError: no format is called so.
     """
-    if (found := _contained(Path(path), called)) is not None:
-        return found
+    if (contained := _contained(Path(path), called)) is not None:
+        return contained
     checkpoint = open_checkpoint(Path(path))
     source = source_of(checkpoint)
     if checkpoint.records and called in ("", OWN):

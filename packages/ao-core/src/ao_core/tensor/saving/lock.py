@@ -167,7 +167,9 @@ def read_lock(path: Path) -> Lock:
     return Lock(data["versions"], steps, *(data[name] for name in names))
 
 
-def kernels_of(weights: Iterable[tuple[Spec, tuple[int, ...], torch.dtype]], device: str = "cpu") -> Kernels:
+def kernels_of(
+    weights: Iterable[tuple[Spec, tuple[int, ...], torch.dtype]], device: str = "cpu"
+) -> Kernels:
     """The kernels that quantize weights and multiply one row by them on this machine, and how often.
 
     Args:
