@@ -99,7 +99,7 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> dic
         fields |= _gemma(of, fields)
     if (experts := of.number("expert_count", int, 0)) and architecture == "llama":
         kind = "mixtral"
-        used = of.number("expert_used_count", int)
+        used = of.number("expert_used_count", int, 2)
         fields |= {"num_local_experts": experts, "num_experts_per_tok": used}
     tokens = _tokens(_Keys(path, "tokenizer.ggml", header.metadata))
     return {"model_type": kind, **fields, **tokens}
