@@ -19,7 +19,7 @@ CORE_LAYERS = (
     "(cli) | (testing)",
     "(checkpoints)",
     (
-        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
+        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (remembering) : (report) : (targets)"
         " : (explanation) : (preparing) : (dequantize)"
     ),
     "(weights)",

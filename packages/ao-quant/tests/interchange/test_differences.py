@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from typer import Typer
 from typer.testing import CliRunner
 
 from ao_core import Spec, quantize_tensor
-from ao_core.cli.app import make_app
 from ao_core.ext.saving import write_checkpoint
 from ao_quant.interchange import convert_checkpoint, diff_checkpoints
+from ao_quant.interchange.command import diff
 
 
 def test_two_folders_and_their_original(tmp_path) -> None:
@@ -35,12 +36,10 @@ def test_two_folders_and_their_original(tmp_path) -> None:
 
 
 def test_the_command(tmp_path) -> None:
-    from ao_quant.interchange.command import diff
-
-    app = make_app()
+    app = Typer()
     app.command()(diff)
     write_checkpoint([("a", torch.ones(3))], tmp_path / "one")
     write_checkpoint([("a", torch.zeros(3))], tmp_path / "two")
-    line = ["diff", str(tmp_path / "one"), str(tmp_path / "two"), "--json"]
+    line = [str(tmp_path / "one"), str(tmp_path / "two"), "--json"]
     result = CliRunner().invoke(app, line)
     assert (result.exit_code, '"equal": false' in result.stdout) == (1, True)
