@@ -19,8 +19,8 @@ CORE_LAYERS = (
     "(cli) | (testing)",
     "(checkpoints)",
     (
-        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
-        " : (explanation) : (preparing) : (dequantize)"
+        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (remembering) : (report)"
+        " : (targets) : (explanation) : (preparing) : (dequantize)"
     ),
     "(weights)",
     "(ops)",

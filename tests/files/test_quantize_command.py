@@ -57,7 +57,7 @@ def test_a_folder_whole(ao, source, tmp_path):
         done.stdout.splitlines()[-1] == f"load it with: import ao_hf, transformers; model = {line}"
     )
     assert sorted(file.name for file in (tmp_path / "q").iterdir()) == [
-        "README.md", "ao_manifest.json", "ao_report.html", "ao_report.json",
+        "README.md", "ao.lock.json", "ao_manifest.json", "ao_report.html", "ao_report.json",
         "config.json", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
     assert ao("verify", tmp_path / "q").exit_code == 0

@@ -13,7 +13,12 @@ from ao_core.lazy import lazy_names
 from ao_core.safe_globals import mark
 
 if TYPE_CHECKING:
-    from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_core.checkpoints import (
+        plan_checkpoint,
+        quantize_checkpoint,
+        replay_checkpoint,
+        verify_checkpoint,
+    )
     from ao_core.compute import ComputeWeight
     from ao_core.config import (
         Config,
@@ -108,6 +113,7 @@ _MODULES = {
     "quantize_tensor": "ao_core.tensor",
     "register": "ao_core.registry",
     "reopen": "ao_core.registry",
+    "replay_checkpoint": "ao_core.checkpoints",
     "resolve_config": "ao_core.config",
     "save_model": "ao_core.tensor.saving",
     "verify_checkpoint": "ao_core.checkpoints",
@@ -165,6 +171,7 @@ __all__ = [
     "quantize_tensor",
     "register",
     "reopen",
+    "replay_checkpoint",
     "resolve_config",
     "save_model",
     "verify_checkpoint",

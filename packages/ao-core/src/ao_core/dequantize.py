@@ -7,6 +7,7 @@ from torch import nn
 from ao_core.arguments import checked
 from ao_core.tensor import QTensor
 from ao_core.tensor.described import undescribe
+from ao_core.tensor.saving.lock import forget
 
 __all__ = ["dequantize_"]
 
@@ -24,4 +25,5 @@ def dequantize_(model: nn.Module) -> list[str]:
                 setattr(module, name, done[id(parameter)])
                 names.append(f"{module_fqn}.{name}" if module_fqn else name)
                 undescribe(module)
+    forget(model)
     return names

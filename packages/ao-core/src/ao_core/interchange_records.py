@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from ao_core.arguments import check_fields
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["ForeignWeight", "Interchange", "Reading", "Source", "Written"]
+__all__ = ["Container", "ForeignWeight", "Interchange", "Reading", "Source", "Written"]
 
 #: dtype and shape of a plain tensor
 Form = tuple[torch.dtype, tuple[int, ...]]
@@ -101,6 +102,26 @@ def _plain(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Container:
+    """Files that are no safetensors files, each of which is a whole checkpoint."""
+
+    #: how their names end: ".gguf"
+    suffix: str
+    #: (a file) -> what a reader sees of it, names as those of parameters. Raises `CheckpointError` where it
+    #: is damaged
+    open: Callable[[Path], Source]
+    #: (the file to write, all tensors with the config.json of the source, settings of the weights, the folder
+    #: of the source) -> writes it. Raises `CheckpointError` where it cannot hold them
+    write: Callable[[Path, Source, Mapping[str, Mapping[str, Any]], Path], None]
+    #: (a file, a folder) -> writes what a folder of safetensors files has besides, such as a tokenizer, and
+    #: says what it could not write, a sentence each
+    unpack: Callable[[Path, Path], tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
 class Interchange:
     """A format of checkpoints that another project defines."""
 
@@ -121,6 +142,8 @@ class Interchange:
     doc: str
     #: settings of the weights in a file -> texts for its header
     metadata: Callable[[Mapping[str, Mapping[str, Any]]], dict[str, str]] = _plain
+    #: what its files are; None: safetensors files
+    container: Container | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

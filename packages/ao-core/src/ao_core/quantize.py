@@ -40,6 +40,7 @@ from ao_core.preparing import prepare, stages, with_steps
 from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
+from ao_core.remembering import remember
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
@@ -118,8 +119,7 @@ def quantize_(
         StaleParameterWarning: something still holds parameters that had to be replaced.
     """
     configs = resolved(config)
-    batches = check_data(configs, data)
-    todo, undo = stages(configs), list[Undo]()
+    batches, todo, undo = check_data(configs, data), stages(configs), list[Undo]()
     options: dict[str, Any] = {"device": device, "strict": strict, "progress": progress}
     # a single configuration that quantizes goes on where it was interrupted
     options["undo"] = undo if len(todo) > 1 else None
@@ -149,9 +149,10 @@ def quantize_(
             step()
         raise
     report = joined(configs, before, reports)
-    if any(_asks(each) for each in configs):
+    if any(map(_asks, configs)):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
+    remember(model, report, batches)
     tell(model, report)
     return report
 
@@ -360,9 +361,9 @@ def _record(
 ) -> ParameterRecord:
     after = before if new is None else new
     return ParameterRecord(
-        fqn=entry.fqn,
-        status=status,
-        reason=reason,
+        entry.fqn,
+        status,
+        reason,
         shape=tuple(before.shape),
         bytes_before=_bytes(before),
         bytes_after=_bytes(after),

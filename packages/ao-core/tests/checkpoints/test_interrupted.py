@@ -97,7 +97,9 @@ def child(target, moment):
     return os.WIFSIGNALED(status)
 
 def tree(target):
-    found = sorted(p for p in target.rglob("*") if p.is_file() and not p.name.startswith("ao_report"))
+    # a lock of the work alone is left by a kill after the last word; the next run takes it away
+    found = sorted(p for p in target.rglob("*") if p.is_file() and p.name != "lock")
+    found = [p for p in found if not p.name.startswith("ao_report")]
     return {str(p.relative_to(target)): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
 
 def fresh(name):

@@ -139,7 +139,7 @@ class TestTargets:
         out = tmp_path / "out"
         out.mkdir()
         quantize_checkpoint(two, out, INT4)  # an empty one is fine
-        refused(two, out, ConfigError, r"is not empty \(it has ao_manifest\.json, .*overwrite=True")
+        refused(two, out, ConfigError, r"is not empty \(it has ao\.lock\.json, .*overwrite=True")
         report = quantize_checkpoint(two, out, WeightOnlyConfig("int8"), overwrite=True)
         assert report.coverage == 100
         assert open_checkpoint(out).entries["a.weight"].spec.dtype == "int8"

@@ -59,7 +59,7 @@ def test_the_result_says_what_was_done_and_why_not(ao, source, tmp_path):
 def test_side_files_are_copied_but_no_other_weights(ao, source, tmp_path):
     ao("quantize", source, tmp_path / "out", "--config", "small4")
     assert files(tmp_path / "out") == [
-        "ao_manifest.json", "ao_report.html", "ao_report.json",
+        "ao.lock.json", "ao_manifest.json", "ao_report.html", "ao_report.json",
         "config.json", "model.safetensors", "tokenizer.model",
     ]  # fmt: skip
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"tokens"
@@ -147,7 +147,9 @@ def test_shards_of_an_index_and_of_the_result(ao, tensors, tmp_path):
 def test_one_file_as_the_source(ao, source, tmp_path):
     result = ao("quantize", source / "model.safetensors", tmp_path / "out", "--config", "small4")
     assert result.exit_code == 0, result.stderr
-    written = ["ao_manifest.json", "ao_report.html", "ao_report.json", "model.safetensors"]
+    written = [
+        "ao.lock.json", "ao_manifest.json", "ao_report.html", "ao_report.json", "model.safetensors",
+    ]  # fmt: skip
     assert files(tmp_path / "out") == written
     assert quantized(tmp_path / "out") == USUAL
 
@@ -232,12 +234,12 @@ def test_verify(ao, source, tmp_path):
     ao("quantize", source, tmp_path / "out", "--config", "small4")
     result = ao("verify", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert "3 of 3 files are as they were written" in result.stdout
+    assert "4 of 4 files are as they were written" in result.stdout
     (tmp_path / "out" / "config.json").write_text("{}")
     result = ao("verify", tmp_path / "out")
     assert result.exit_code == 1
     assert "it has 2 bytes, and had" in result.stdout
-    assert "2 of 3 files are" in result.stdout
+    assert "3 of 4 files are" in result.stdout
     result = ao("verify", tmp_path / "out", "--json")
     assert result.exit_code == 1
     data = json.loads(result.stdout)

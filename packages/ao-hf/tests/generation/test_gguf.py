@@ -155,7 +155,10 @@ def test_rotary_embeddings(tmp_path):
         ({"tokenizer.ggml.eot_token_id": "x"}, r"'tokenizer.ggml.eot_token_id' is 'x'"),
         ({"llama.rope.scaling.type": "longrope"}, r"rope.scaling.type is 'longrope'"),
         ({"tokenizer.ggml.model": "bert"}, r"no tokenizer.*keys of tokenizer.ggml"),
-        ({"general.architecture": "phi9"}, r"architecture is 'phi9'.*llama, qwen2, qwen3, gemma3"),
+        (
+            {"general.architecture": "phi9"},
+            r"architecture is 'phi9'.*llama, qwen2, qwen3, gemma, gemma3",
+        ),
     ],
     ids=str,
 )

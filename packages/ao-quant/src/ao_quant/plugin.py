@@ -57,10 +57,11 @@ def ao_dtypes() -> Iterable[DType]:
 
 @hookimpl
 def ao_cli(app: typer.Typer) -> None:
-    """`ao convert`."""
-    from ao_quant.interchange.command import convert
+    """`ao convert` and `ao diff`."""
+    from ao_quant.interchange.command import convert, diff
 
     app.command()(convert)
+    app.command()(diff)
 
 
 @hookimpl

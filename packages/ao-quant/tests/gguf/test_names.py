@@ -109,7 +109,7 @@ def test_what_is_not_known_is_an_error(tmp_path):
         read_gguf(path, names="hf")
     _file(path, "phi3")
     with pytest.raises(
-        CheckpointError, match=r"'phi3'.*llama, qwen2, qwen3, gemma3; use names='file'"
+        CheckpointError, match=r"'phi3'.*llama, qwen2, qwen3, gemma, gemma3; use names='file'"
     ):
         read_gguf(path, names="transformers")
     _file(path, **{"llama.attention.head_count": None})

@@ -14,6 +14,7 @@ import json
 import random
 import resource
 import struct
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,16 @@ from safetensors.torch import save_file
 
 from ao_core import Spec, quantize_tensor
 from ao_core.ext import AoError
-from ao_core.ext.interchange import Interchange
+from ao_core.ext.interchange import Interchange, Source
 from ao_quant.interchange.records import INTERCHANGE
 from ao_quant.interchange.sources import open_foreign
 
 SHAPE = (64, 128)
+#: config.json of a model whose weights are of this shape
+SIZES = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "vocab_size": 64,
+}  # fmt: skip
 _WRONG: tuple[Any, ...] = (None, -1, 0, 3, 2**40, "x", [], {}, 1.5, True, [128, 0])
 
 
@@ -42,6 +48,19 @@ def undamaged(form: Interchange, place: Path) -> None:
         )
     written = form.write("m.weight", tensor, {})
     settings = {"m.weight": written.settings}
+    if form.container is not None:
+        forms = {name: (t.dtype, tuple(t.shape)) for name, t in written.tensors.items()}
+        source = Source(forms, dict(written.tensors).__getitem__, {"dtype": "float16", **SIZES})
+        if form.name == "gguf":  # whose names are those of a model
+            names = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight")
+            source = Source(
+                dict.fromkeys(names, forms["m.weight"]),
+                lambda _: written.tensors["m.weight"],
+                source.config,
+            )
+            settings = dict.fromkeys(names, written.settings)
+        form.container.write(place / f"model{form.container.suffix}", source, settings, place)
+        return
     save_file(
         {n: t.contiguous() for n, t in written.tensors.items()},
         place / "model.safetensors",
@@ -92,8 +111,15 @@ def damage(place: Path, draw: random.Random) -> str:
     """Change a folder in one way; returns which."""
     file, label = place / "model.safetensors", place / "config.json"
     kind = draw.choice(("flip", "cut", "header", "label", "shape", "values"))
+    if not file.exists():
+        # of a whole file the header is small: half of the damage is there
+        file = draw.choice(sorted(place.iterdir()))
+        kind = draw.choice(("flip", "cut", "head"))
     data = bytearray(file.read_bytes())
-    if kind == "flip":
+    if kind == "head":
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(min(len(data), 1200))] = draw.randrange(256)
+    elif kind == "flip":
         for _ in range(draw.randint(1, 8)):
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     elif kind == "cut":
@@ -173,3 +199,7 @@ if __name__ == "__main__":
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             told = run(each, options.count, options.seed)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+            sys.stdout.write(
+                f"{each.name}: {told['read']} read, {told['error']} refused, {grown} MB grown\n"
+            )
+            sys.stdout.flush()

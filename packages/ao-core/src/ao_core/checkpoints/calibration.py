@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ao_core.calibration.algorithms import unsolvable_reason
+from ao_core.calibration.digest import digest
 from ao_core.calibration.matrices import matrix_shape
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample
@@ -102,7 +102,7 @@ def calibration_of(
         tuple(own),
         homes,
         buffers,
-        _digest(batches),
+        digest(batches),
         *_memory(known.model, own, homes, batches),
     )
 
@@ -143,24 +143,6 @@ def check_rows(calibration: Calibration, tokens: int) -> None:
 
 def _columns(entry: Decision) -> int:
     return matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[2]
-
-
-def _digest(batches: Sequence[Sample]) -> str:
-    """A hash of all values of the data."""
-    sha = hashlib.sha256()
-    for batch in batches:
-        leaves, structure = pytree.tree_flatten(
-            dict(batch) if isinstance(batch, Mapping) else batch
-        )
-        sha.update(str(structure).encode())
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                sha.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-                flat = leaf.detach().cpu().contiguous().reshape(-1)
-                sha.update(flat.view(torch.uint8).numpy().tobytes())
-            else:
-                sha.update(repr(leaf).encode())
-    return sha.hexdigest()
 
 
 def _memory(

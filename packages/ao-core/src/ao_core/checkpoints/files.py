@@ -19,8 +19,11 @@ from ao_core.errors import ConfigError, MissingExtraError
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.schema import is_unicode
+from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import leads_out
+from ao_core.tensor.saving.hashes import tensor_hashes
+from ao_core.tensor.saving.lock import LOCK, Done, kernels_of, lock_of, text_of
 from ao_core.tensor.saving.names import MODEL, names_of_files
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "copied_files",
     "copy_files",
     "left_out_files",
+    "write_lock",
     "write_manifest",
     "write_reports",
 ]
@@ -41,7 +45,7 @@ __all__ = [
 WORK = ".quantizing"
 MANIFEST = "ao_manifest.json"
 REPORT = "ao_report"
-_OURS = (MANIFEST, f"{REPORT}.json", f"{REPORT}.html")
+_OURS = (MANIFEST, LOCK, f"{REPORT}.json", f"{REPORT}.html")
 _INDEX = ".index.json"
 #: files that hold weights
 _WEIGHTS = (
@@ -139,6 +143,28 @@ def write_reports(report: Report, target: Path, title: str) -> None:
         warnings.warn(f"{target}: no {REPORT}.html is written: {error}", stacklevel=3)
         return
     write_whole(target / f"{REPORT}.html", page.encode())
+
+
+def write_lock(job: Job, target: Path) -> None:
+    """Write what the result follows from, and the hashes of its tensors and of those of the source."""
+    found = open_checkpoint(target)
+    weights = [(e.spec, e.shape, e.dtype) for e in found.entries.values() if e.spec is not None]
+    data = "" if job.calibration is None else job.calibration.digest
+    options = {
+        "include": list(job.include),
+        "exclude": list(job.exclude),
+        "max_shard_size": job.max_shard_size,
+        "modules": job.modules,
+        "data": dict(job.drawn),
+    }
+    lock = lock_of(
+        found,
+        [Done(config_to_dict(job.config), data, kernels_of(weights))],
+        source=tensor_hashes(job.checkpoint),
+        options=options,
+        seeds={"data": job.drawn["seed"]} if "seed" in job.drawn else None,
+    )
+    write_whole(target / LOCK, text_of(lock).encode())
 
 
 def write_manifest(

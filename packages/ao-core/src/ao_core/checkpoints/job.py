@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -86,6 +87,8 @@ class Job:
     modules: str = ""
     #: where the configuration needs data
     calibration: Calibration | None = None
+    #: how the data was drawn of a file, for the lock; empty: it was given as batches
+    drawn: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> FileNames:

@@ -21,6 +21,7 @@ from ao_core.checkpoints.files import (
     check_names,
     check_target,
     copy_files,
+    write_lock,
     write_manifest,
     write_reports,
 )
@@ -38,6 +39,7 @@ from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.commit import publish, shard_names, write_index
+from ao_core.tensor.saving.lock import LOCK
 
 __all__ = ["quantize_checkpoint", "run"]
 
@@ -152,7 +154,8 @@ def _finish(
     report = Report.from_json(state.report)
     others = write_others(job.checkpoint.path, target, report)
     write_reports(report, target, title or job.checkpoint.path.name)
-    write_manifest(job, target, hashes, others)
+    write_lock(job, target)
+    write_manifest(job, target, hashes, [*others, LOCK])
     remove_work(work)
     return report
 

@@ -23,13 +23,14 @@ from ao_core.cli.formats import formats
 from ao_core.cli.inspect import inspect
 from ao_core.cli.plugins import plugins
 from ao_core.cli.quantize import quantize
+from ao_core.cli.replay import replay
 from ao_core.cli.verify import verify
 from ao_core.discovery import installed, select
 from ao_core.errors import AoError, PluginError
 
 __all__ = ["first_stays", "make_app", "make_group", "run"]
 
-_COMMANDS = (plugins, formats, explain, inspect, quantize, verify)
+_COMMANDS = (plugins, formats, explain, inspect, quantize, replay, verify)
 
 
 class _Commands(typer.core.TyperGroup):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from ao_core.calibration.samples import Sample
     from ao_core.report import Report
 
 __all__ = ["quantize"]
@@ -68,13 +68,14 @@ def quantize(
     from ao_core.checkpoints.folders import find, hints
     from ao_core.checkpoints.plan import plan_of
     from ao_core.checkpoints.run import run
+    from ao_core.cli.data import batches_of_option, drawn
     from ao_core.cli.settings import load_config
 
     if report is not None:
         _check_report(report)
     found = find(source)
     chosen = load_config(config, set_)
-    batches = _batches(found, data, tokens=tokens, window=window, seed=seed)
+    batches = batches_of_option(found, data, tokens=tokens, window=window, seed=seed)
     job = make_job(
         found,
         chosen,
@@ -85,6 +86,8 @@ def quantize(
     )
     if job.calibration is not None and batches is not None:
         check_rows(job.calibration, rows_of(batches))
+    if data is not None:
+        job = replace(job, drawn=drawn(data, tokens=tokens, window=window, seed=seed))
     check_target(found, target)
     if plan:
         if not overwrite and not (target / WORK).exists():
@@ -101,20 +104,6 @@ def quantize(
     typer.echo(f"\nwritten to {target}")
     for line in hints(target):
         typer.echo(line)
-
-
-def _batches(folder: Path, data: Path | None, **options: int | None) -> list[Sample] | None:
-    """The inputs that a file has, for the model of a folder."""
-    from ao_core.calibration.texts import batches_of_file
-    from ao_core.checkpoints.folders import tokenizer_of
-    from ao_core.errors import ConfigError
-
-    given = {name: value for name, value in options.items() if value is not None}
-    if data is None:
-        if given:
-            raise ConfigError(f"--{next(iter(given))} is of --data FILE, which is not given")
-        return None
-    return batches_of_file(data, tokenizer_of(folder), **given)
 
 
 def _check_report(path: Path) -> None:

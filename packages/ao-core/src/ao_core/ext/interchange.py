@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ao_core.checkpoints.files import WORK, copied_files, copy_files
-from ao_core.interchange_records import ForeignWeight, Interchange, Reading, Source, Written
+from ao_core.interchange_records import (
+    Container,
+    ForeignWeight,
+    Interchange,
+    Reading,
+    Source,
+    Written,
+)
 from ao_core.tensor.saving.checkpoint import Entry
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.leaves import flatten
@@ -11,6 +18,7 @@ from ao_core.tensor.saving.shards import checksum, file_header, memory_of, store
 
 __all__ = [
     "WORK",
+    "Container",
     "Entry",
     "ForeignWeight",
     "Interchange",

@@ -12,7 +12,7 @@ from ao_core.tensor.saving import (
     state_dict_to_flat,
     write_checkpoint,
 )
-from ao_core.tensor.saving.leaves import Record, rebuild, record_of
+from ao_core.tensor.saving.leaves import Record, rebuild, record_of, spec_of
 from ao_core.tensor.saving.owners import Owner, check_no_extra_state, owners_of
 from ao_core.tensor.saving.shards import restore
 from ao_core.tensor.saving.state_dicts import untie
@@ -36,6 +36,7 @@ __all__ = [
     "rebuild",
     "record_of",
     "restore",
+    "spec_of",
     "state_dict_to_flat",
     "untie",
     "write_checkpoint",

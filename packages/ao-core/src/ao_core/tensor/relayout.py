@@ -18,7 +18,7 @@ from ao_core.tensor.beside import beside_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.updates import STOCHASTIC
 
-__all__ = ["repack", "to_canonical", "to_layout"]
+__all__ = ["best_spec", "repack", "to_canonical", "to_layout"]
 
 
 def to_canonical(tensor: QTensor) -> QTensor:
@@ -76,6 +76,15 @@ def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
         if found is not None:
             return found
     return base
+
+
+def best_spec(call: Call) -> Spec:
+    """The format of a call with the layout that `repack` tries first.
+
+    Raises:
+        UnsupportedOp: nothing computes with it.
+    """
+    return _ranked(call)[0]
 
 
 @once_per_call

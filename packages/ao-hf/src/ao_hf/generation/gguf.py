@@ -13,14 +13,11 @@ from torch import Tensor, nn
 
 from ao_core import FqnToConfig, QTensor
 from ao_core.ext import CheckpointError, MissingExtraError, repack
-from ao_hf.generation.gguf_config import (
-    FREQUENCIES,
-    check_architecture,
-    check_rope,
-    config_of,
-)
 
 __all__ = ["header_of", "is_gguf", "model_of_gguf"]
+
+#: the tensor by which files of Llama 3.1 and later divide rotary frequencies
+FREQUENCIES = "rope_freqs.weight"
 
 
 class Functions(NamedTuple):
@@ -29,6 +26,8 @@ class Functions(NamedTuple):
     read_gguf: Callable[..., Any]
     read_gguf_header: Callable[..., Any]
     GGUFWeightOnlyConfig: Callable[[str], Any]
+    check_architecture: Callable[..., None]
+    config_of: Callable[..., dict[str, Any]]
 
 
 @cache
@@ -42,7 +41,14 @@ def functions() -> Functions:
         files, configs = import_module("ao_quant.gguf"), import_module("ao_quant")
     except ModuleNotFoundError as error:
         raise MissingExtraError("ao_quant", "ao-quant[gguf]", "reading GGUF files") from error
-    return Functions(files.read_gguf, files.read_gguf_header, configs.GGUFWeightOnlyConfig)
+    of = import_module("ao_quant.gguf.configuration")
+    return Functions(
+        files.read_gguf,
+        files.read_gguf_header,
+        configs.GGUFWeightOnlyConfig,
+        of.check_architecture,
+        of.config_of,
+    )
 
 
 def is_gguf(path: Path) -> bool:
@@ -63,7 +69,7 @@ def header_of(path: Path) -> Any:
         MissingExtraError: ao-quant, or the package `gguf`, is not installed.
     """
     header = functions().read_gguf_header(path)
-    check_architecture(path, header)
+    functions().check_architecture(path, header)
     return header
 
 
@@ -88,15 +94,36 @@ def model_of_gguf(path: Path, header: Any, dtype: torch.dtype | None, place: tor
     types = {n: i.type for n, i in zip(tensors, header.tensors.values(), strict=True)}
     kinds = {name: kind for name, kind in types.items() if isinstance(tensors[name], QTensor)}
     frequencies = tensors.pop(FREQUENCIES, None)
-    config = config_of(path, header, frequencies)
+    config = _model_config(path, functions().config_of(path, header, frequencies))
     model_class = transformers_of_ao().AutoModelForCausalLM
     model = empty_model(partial(model_class.from_config, config, dtype=chosen))
     if frequencies is not None:
-        check_rope(path, model, frequencies)
+        _check_rope(path, model, frequencies)
     _fill(path, model, tensors, place)
     if kinds:
         attach(model, AoConfig(_config(kinds)))
     return model.to(place)
+
+
+def _model_config(path: Path, fields: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    if experts := fields.get("num_local_experts"):
+        raise CheckpointError(
+            f"{path}: has {experts} experts; only models without experts are made from GGUF files"
+        )
+    return AutoConfig.for_model(**fields)
+
+
+def _check_rope(path: Path, model: Any, frequencies: Tensor) -> None:
+    """Raise `CheckpointError` where a model does not divide its frequencies by those of the file."""
+    theta = model.config.rope_parameters["rope_theta"]
+    steps = torch.arange(0, model.config.head_dim, 2) / model.config.head_dim
+    found = theta**-steps / model.model.rotary_emb.inv_freq.cpu()
+    if found.shape != frequencies.shape or not torch.allclose(found, frequencies, rtol=1e-3):
+        raise CheckpointError(
+            f"{path}: {FREQUENCIES} has other values than Llama 3.1 and later; ao knows those alone"
+        )
 
 
 def _dtype(header: Any) -> torch.dtype:

@@ -30,22 +30,56 @@ from ao_core.ext.quantizing import Decision, convert
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, rebuild, restore
 from ao_hf.memory import give_back
+from ao_hf.transformers.foreign import Foreign
 
-__all__ = ["QuantizeOnLoad", "loading_conversions"]
+__all__ = ["Own", "QuantizeOnLoad", "loading_conversions"]
 
 #: the pattern of conversions that go by exact names
 _EXACT = "<weights quantized by ao>"
 
 
-class _Source:
-    """The checkpoint that is loaded; transformers makes deep copies of what holds it."""
+class Own:
+    """A checkpoint that ao wrote."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.path = checkpoint, checkpoint.path
         #: weight of each part
         self.owner_of = {
             leaf: fqn for fqn in checkpoint.records for leaf in checkpoint.entries[fqn].leaves
         }
+
+    @property
+    def names(self) -> list[str]:
+        """Of the quantized weights, in the files."""
+        return list(self.checkpoint.records)
+
+    def make(self, name: str, read: Mapping[str, Tensor]) -> QTensor:
+        """A weight of the plain tensors that were read.
+
+        Raises:
+            CheckpointError: parts are missing, or do not fit together.
+        """
+        slots = self.checkpoint.slots
+
+        def take(leaf: str) -> Tensor:
+            if leaf not in read:
+                raise CheckpointError(f"{self.path}: {leaf!r}, a part of {name!r}, is missing")
+            return restore(read[leaf], (slots[leaf].dtype, slots[leaf].shape))
+
+        return rebuild(name, self.checkpoint.records[name], take)
+
+    def nbytes(self, name: str) -> int | None:
+        """Bytes of a parameter on disk; None: it is in no file."""
+        entry = self.checkpoint.entries.get(name)
+        return None if entry is None else entry.nbytes
+
+
+class _Source:
+    """The checkpoint that is loaded; transformers makes deep copies of what holds it."""
+
+    def __init__(self, checkpoint: Own | Foreign) -> None:
+        self.checkpoint = checkpoint
+        self.owner_of, self.quantized = checkpoint.owner_of, frozenset(checkpoint.names)
 
     def __deepcopy__(self, memo: object) -> _Source:
         return self
@@ -59,23 +93,11 @@ class _Source:
         found: dict[str, Tensor] = {}
         for name, tensor in read.items():
             owner = self.owner_of.get(name, name)
-            if owner == name and owner not in self.checkpoint.records:
+            if owner == name and owner not in self.quantized:
                 found[name] = tensor
             elif owner not in found:
-                found[owner] = self._rebuilt(owner, read)
+                found[owner] = self.checkpoint.make(owner, read)
         return list(found.values())
-
-    def _rebuilt(self, fqn: str, read: Mapping[str, Tensor]) -> QTensor:
-        slots = self.checkpoint.slots
-
-        def take(leaf: str) -> Tensor:
-            if leaf not in read:
-                raise CheckpointError(
-                    f"{self.checkpoint.path}: {leaf!r}, a part of {fqn!r}, is missing"
-                )
-            return restore(read[leaf], (slots[leaf].dtype, slots[leaf].shape))
-
-        return rebuild(fqn, self.checkpoint.records[fqn], take)
 
 
 class _PartNames(WeightRenaming):
@@ -209,12 +231,12 @@ class _Nothing(ConversionOps):
 
 
 def loading_conversions(
-    conversions: Sequence[WeightTransform], checkpoint: Checkpoint
+    conversions: Sequence[WeightTransform], checkpoint: Own | Foreign
 ) -> list[WeightTransform]:
     """The conversions of a model, for a checkpoint with quantized tensors."""
     source = _Source(checkpoint)
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
-    names = frozenset(apply_renamings(fqn, renamings) for fqn in checkpoint.records)
+    names = frozenset(apply_renamings(fqn, renamings) for fqn in checkpoint.names)
     wrapped = [_wrapped(c, source) if isinstance(c, WeightConverter) else c for c in conversions]
     return [_PartNames(source), *wrapped, _Exact(source, names)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +19,11 @@ from ao_hf.config import AoConfig
 from ao_hf.decisions import decisions_of, report_of, size_of
 from ao_hf.folders import refuses
 from ao_hf.hub import model_of
+from ao_hf.transformers.foreign import FOREIGN, Foreign, open_foreign
 from ao_hf.transformers.models import learns, mark
+
+if TYPE_CHECKING:
+    from ao_hf.transformers.conversions import Own
 
 __all__ = ["AoHfQuantizer"]
 
@@ -43,7 +47,7 @@ class AoHfQuantizer(HfQuantizer):
         #: name of a weight that stays on disk -> that in the checkpoint
         self.entries: dict[str, str] = {}
         self._device_map: Any = None
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: Own | Foreign | None = None
         self._decisions: dict[str, Decision] = {}
         self._records: dict[str, ParameterRecord] = {}
 
@@ -75,7 +79,7 @@ class AoHfQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **kwargs: Any
     ) -> None:
         if self.pre_quantized:
-            self._checkpoint = _opened(checkpoint_files)
+            self._checkpoint = self._opened(checkpoint_files)
         else:
             _check_source(checkpoint_files)
             self._decisions = decisions_of(
@@ -84,6 +88,24 @@ class AoHfQuantizer(HfQuantizer):
                 self.quantization_config.modules_to_not_convert,
             )
 
+    def _opened(self, files: Sequence[str] | None) -> Own | Foreign:
+        """What is loaded: a checkpoint of ao, or one of another project."""
+        from ao_hf.transformers.conversions import Own  # whose base is not loaded yet
+
+        found = _files(files)
+        if found.records or not str(self.quantization_config.config.get("name")).startswith(
+            FOREIGN
+        ):
+            if missing := found.missing_providers():
+                raise CheckpointError(f"{found.path}: needs {'; and '.join(missing)}")
+            return Own(found)
+        if isinstance(self._device_map, dict) and "disk" in self._device_map.values():
+            raise ConfigError(
+                'device_map has "disk": weights in the format of another project are not read from there one '
+                "by one; convert the folder first, with ao convert SRC DST --to ao"
+            )
+        return open_foreign(found.path if found.path.is_dir() else found.path.parent)
+
     def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
         """Whether a parameter is quantized while it is loaded."""
         decision = self._decisions.get(param_name)
@@ -91,8 +113,9 @@ class AoHfQuantizer(HfQuantizer):
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         """Bytes per element, for device_map="auto"."""
-        if self._checkpoint is not None and param_name in self._checkpoint.entries:
-            return self._checkpoint.entries[param_name].nbytes / max(param.numel(), 1)
+        stored = None if self._checkpoint is None else self._checkpoint.nbytes(param_name)
+        if stored is not None:
+            return stored / max(param.numel(), 1)
         decision = self._decisions.get(param_name)
         return float(param.element_size()) if decision is None else size_of(decision, param)
 
@@ -110,8 +133,6 @@ class AoHfQuantizer(HfQuantizer):
 
         if self._checkpoint is None:
             return weight_conversions
-        if missing := self._checkpoint.missing_providers():
-            raise CheckpointError(f"{self._checkpoint.path}: needs {'; and '.join(missing)}")
         return loading_conversions(weight_conversions, self._checkpoint)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
@@ -137,7 +158,8 @@ class AoHfQuantizer(HfQuantizer):
         if self._checkpoint is not None and self.entries:
             from ao_hf.transformers.offload import follow_hooks  # imports accelerate
 
-            follow_hooks(model, self._checkpoint, self.entries)
+            assert not isinstance(self._checkpoint, Foreign)
+            follow_hooks(model, self._checkpoint.checkpoint, self.entries)
         self._checkpoint, self._decisions, self._records = None, {}, {}
         self.entries, self._device_map = {}, None
         self.learns = learns(model)
@@ -189,7 +211,7 @@ def _check_source(files: Sequence[str] | None) -> None:
         raise CheckpointError(f"{folder}: {reason}")
 
 
-def _opened(files: Sequence[str] | None) -> Checkpoint:
+def _files(files: Sequence[str] | None) -> Checkpoint:
     pickles = [file for file in files or () if not file.endswith(".safetensors")]
     if not files or pickles:
         found = f"{pickles[0]} is none" if pickles else "there are no files"

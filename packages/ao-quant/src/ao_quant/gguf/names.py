@@ -57,6 +57,7 @@ _ARCHITECTURES = {
     "llama": Architecture(_BLOCK, reordered=True),
     "qwen2": Architecture(_BLOCK),
     "qwen3": Architecture(_BLOCK),
+    "gemma": Architecture(_BLOCK, added=1.0),
     "gemma3": Architecture(_BLOCK_OF_GEMMA, added=1.0),
 }
 

@@ -19,7 +19,15 @@ from ao_quant.gguf.header import Entry, Header, read_header
 from ao_quant.gguf.metadata import gguf_package
 from ao_quant.gguf.names import Place, places
 
-__all__ = ["DENSE", "GGUFFile", "GGUFHeader", "GGUFInfo", "read_gguf", "read_gguf_header"]
+__all__ = [
+    "DENSE",
+    "GGUFFile",
+    "GGUFHeader",
+    "GGUFInfo",
+    "mapped_tensors",
+    "read_gguf",
+    "read_gguf_header",
+]
 
 #: GGUF type -> dtype of a dense tensor
 DENSE = {
@@ -119,6 +127,26 @@ def read_gguf_header(path: str | PathLike[str]) -> GGUFHeader:
     header = _header(path)
     tensors = {e.name: GGUFInfo(_type(e).lower(), e.shape) for e in header.entries}
     return GGUFHeader(tensors, header.metadata)
+
+
+def mapped_tensors(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """Every tensor of a file as it is stored: numbers, or bytes (..., n) of blocks; mapped, not read.
+
+    Raises:
+        CheckpointError: as `read_gguf`.
+    """
+    header = _header(path)
+    memory = _mapped(path, header.entries)
+    found = {}
+    for entry in header.entries:
+        data = memory[entry.start : entry.start + _size(entry)]
+        name = _type(entry)
+        if name in DENSE:
+            found[entry.name] = _numbers(data, DENSE[name]).view(entry.shape)
+        else:
+            elements, size = _block(entry)
+            found[entry.name] = data.view(*entry.shape[:-1], entry.shape[-1] // elements * size)
+    return found
 
 
 def _header(path: str | PathLike[str]) -> Header:

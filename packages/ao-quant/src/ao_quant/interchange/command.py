@@ -1,4 +1,4 @@
-"""`ao convert`: a quantized checkpoint of one project to the format of another."""
+"""`ao convert` and `ao diff`: checkpoints of one project and another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from ao_core.ext.cli import JSON, show_json
 
-__all__ = ["convert"]
+__all__ = ["convert", "diff"]
 
 
 def convert(
@@ -47,6 +47,26 @@ def convert(
         max_shard_size=max_shard_size,
         progress=sys.stderr.isatty(),
     )
+    show_json(result.to_dict()) if json else typer.echo(str(result))
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+def diff(
+    first: Path = typer.Argument(metavar="A", help="A folder, an index or a file, of any format."),
+    second: Path = typer.Argument(metavar="B", help="Another one."),
+    original: Path | None = typer.Option(
+        None, metavar="O", help="What both were made of: say of each tensor which is nearer to it."
+    ),
+    json: bool = JSON,
+) -> None:
+    """Compare two checkpoints tensor by tensor: formats, bytes, and the SQNR between them.
+
+    Ends with 0 where all values are equal, and with 1 where some are not.
+    """
+    from ao_quant.interchange.differences import diff_checkpoints
+
+    result = diff_checkpoints(first, second, original=original, progress=sys.stderr.isatty())
     show_json(result.to_dict()) if json else typer.echo(str(result))
     if result.exit_code:
         raise typer.Exit(result.exit_code)

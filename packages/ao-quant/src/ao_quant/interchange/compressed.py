@@ -39,6 +39,8 @@ def _groups(source: Source) -> list[tuple[Mapping[str, Any], list[str]]]:
         targets = group.get("targets") if isinstance(group, Mapping) else None
         if weights is not None and not isinstance(weights, Mapping):
             raise CheckpointError(f"quantization_config: weights of {name} must be an object")
+        if targets is not None and not isinstance(targets, list):
+            raise CheckpointError(f"quantization_config: targets of {name} must be a list")
         if weights:
             found.append((weights, [t for t in targets or () if isinstance(t, str)]))
     return found

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from ao_core import __version__
 from ao_core.ext import CheckpointError, ConfigError, checked, registry
-from ao_core.ext.interchange import Interchange, copied_files, header_of, write_file
+from ao_core.ext.interchange import Container, Interchange, copied_files, header_of, write_file
 from ao_core.ext.quantizing import Progress, watched
-from ao_core.ext.saving import natural, parse_size
+from ao_core.ext.saving import natural, parse_size, spec_of
 from ao_quant.interchange.journal import Done, Journal
 from ao_quant.interchange.one import Stored, convert_weight
 from ao_quant.interchange.sources import OWN, Opened, formats, open_foreign
@@ -168,7 +169,7 @@ def _conversion(opened: Opened, to: str, verdicts: list[Verdict]) -> Conversion:
         opened.name,
         to,
         opened.why,
-        tuple(verdicts),
+        tuple(sorted(verdicts, key=lambda verdict: natural(verdict.name))),
         tuple(opened.unknown),
         opened.reading.notes,
         dict(opened.source.quantization) or None,
@@ -182,9 +183,18 @@ def _stored(
     there: set[str],
     settings: list[tuple[str, Mapping[str, Any]]],
 ) -> Iterator[tuple[str, Stored | Mapping[str, Tensor]]]:
-    """(name, what is stored) of all weights and dense tensors that are not there already, in order."""
+    """(name, what is stored) of all weights and dense tensors that are not there already, in order.
+
+    Weights of the kind that most are of come first: what a format has one of in a checkpoint, such as the
+    size of groups, is theirs.
+    """
     weights = opened.reading.weights
-    names = sorted([*weights, *opened.dense], key=natural)
+    kinds = {name: _kind(opened, name) for name in weights}
+    count = Counter(kinds.values())
+    names = [
+        *sorted(weights, key=lambda name: (-count[kinds[name]], kinds[name], natural(name))),
+        *sorted(opened.dense, key=natural),
+    ]
     left = [name for name in names if name not in there]
     take = opened.source.take
 
@@ -202,12 +212,16 @@ def _stored(
         yield name, stored
 
 
+def _kind(opened: Opened, name: str) -> str:
+    """What a weight has in common with others of the source, before it is read."""
+    record = opened.checkpoint.records.get(name)
+    told = opened.reading.weights[name].settings if record is None else spec_of(record)
+    return str(told)
+
+
 def _identity(opened: Opened, to: str, limit: int) -> dict[str, Any]:
     """What an unfinished conversion must be of, to go on with it."""
-    files = {
-        file.name: [file.stat().st_size, file.stat().st_mtime_ns]
-        for file in opened.checkpoint.files
-    }
+    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in opened.files}
     label = json.dumps(opened.source.quantization, sort_keys=True, default=str)
     told = hashlib.sha256(label.encode()).hexdigest()
     return {"files": files, "label": told, "from": opened.name, "to": to, "limit": limit}
@@ -254,15 +268,21 @@ def _written(
             journal.add(name, stored)
     verdicts = [Verdict(**entry.verdict) for entry in journal.done if entry.verdict is not None]
     result = _conversion(opened, to, verdicts)
-    _publish(opened, target, journal, place, result)
+    result = _publish(opened, target, journal, place, result)
     shutil.rmtree(work)
     return result
 
 
 def _publish(
     opened: Opened, target: Interchange | None, journal: Journal, place: Path, result: Conversion
-) -> None:
+) -> Conversion:
     """Write the files of tensors, then what is beside them; the configuration comes last."""
+    if target is not None and target.container is not None:
+        _publish_file(opened, target, target.container, journal, place, result)
+        return result
+    if opened.format is not None and opened.format.container is not None:
+        notes = opened.format.container.unpack(opened.file, place)
+        result = replace(result, notes=(*result.notes, *notes))
     shards = journal.shards()
     names = (
         ["model.safetensors"]
@@ -295,6 +315,28 @@ def _publish(
             (journal.work / name).unlink()
         write_file(journal.work / name, [(text + "\n").encode()])
         os.replace(journal.work / name, place / name)
+    return result
+
+
+def _publish_file(
+    opened: Opened,
+    target: Interchange,
+    container: Container,
+    journal: Journal,
+    place: Path,
+    result: Conversion,
+) -> None:
+    """Write the one file that a checkpoint is, and the report."""
+    settings = {e.name: e.settings for e in journal.done if e.settings is not None}
+    path = opened.checkpoint.path
+    folder = path if path.is_dir() else path.parent
+    container.write(
+        place / f"model{container.suffix}", journal.source(opened.source), settings, folder
+    )
+    text = json.dumps(result.to_dict(), indent=2) + "\n"
+    (journal.work / REPORT).unlink(missing_ok=True)
+    write_file(journal.work / REPORT, [text.encode()])
+    os.replace(journal.work / REPORT, place / REPORT)
 
 
 def _header(opened: Opened, target: Interchange | None, entries: list[Done]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import CheckpointError
-from ao_core.ext.interchange import checksum, file_header, memory_of, store, write_file
+from ao_core.ext.interchange import (
+    Source,
+    checksum,
+    file_header,
+    memory_of,
+    store,
+    write_file,
+)
 
 __all__ = ["Done", "Journal"]
 
@@ -135,6 +142,25 @@ class Journal:
         with self._lines.open("ab") as file:
             file.write(json.dumps(vars(entry)).encode() + b"\n")
         self._keep(entry)
+
+    def source(self, like: Source) -> Source:
+        """All tensors that were written, with the texts of another source; they are mapped, not read."""
+        leaves = {name: (e.shard, *leaf) for e in self.done for name, leaf in e.leaves.items()}
+        forms = {
+            name: (_dtype(dtype), tuple(shape)) for name, (_, dtype, shape, *_) in leaves.items()
+        }
+
+        def take(name: str) -> Tensor:
+            shard, _, _, start, end, _ = leaves[name]
+            dtype, shape = forms[name]
+            if start == end:
+                return torch.empty(shape, dtype=dtype)
+            path = str(self._data(shard))
+            data = torch.from_file(path, shared=False, size=end, dtype=torch.uint8)[start:end]
+            aligned = data if start % dtype.itemsize == 0 else data.clone()
+            return aligned.view(dtype).reshape(shape)
+
+        return replace(like, forms=forms, take=take)
 
     def shards(self) -> list[list[Done]]:
         """What each file holds."""

@@ -8,11 +8,13 @@ from ao_quant.interchange.awq import AWQ, AWQ_GEMV, AWQ_GEMV_FAST
 from ao_quant.interchange.bitsandbytes import BITSANDBYTES
 from ao_quant.interchange.compressed import COMPRESSED
 from ao_quant.interchange.fp8 import FBGEMM, FP8
+from ao_quant.interchange.gguf import GGUF
 from ao_quant.interchange.gptq import GPTQ, GPTQ_V2
 from ao_quant.interchange.hqq import HQQ
 from ao_quant.interchange.mlx import MLX
 from ao_quant.interchange.modelopt import MODELOPT
 from ao_quant.interchange.mxfp4 import MXFP4
+from ao_quant.interchange.onnx import ONNX
 from ao_quant.interchange.torchao import TORCHAO
 
 __all__ = ["INTERCHANGE"]
@@ -33,4 +35,6 @@ INTERCHANGE: tuple[Interchange, ...] = (
     FBGEMM,
     MXFP4,
     MLX,
+    ONNX,
+    GGUF,
 )

@@ -37,6 +37,16 @@ class Opened(NamedTuple):
     reading: Reading
 
     @property
+    def file(self) -> Path:
+        """The file of a container."""
+        return self.checkpoint.path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that hold tensors."""
+        return self.checkpoint.files or (self.checkpoint.path,)
+
+    @property
     def name(self) -> str:
         """Of the format."""
         own = OWN if self.checkpoint.records else "none"
@@ -115,17 +125,38 @@ def _own(checkpoint: Checkpoint) -> Reading:
     )
 
 
+def _contained(path: Path, called: str) -> Opened | None:
+    """A file that is a whole checkpoint, or the only one of a folder without others; None: it is none."""
+    for name, form in formats().items():
+        if form.container is None or called not in ("", name):
+            continue
+        files = [path]
+        if path.is_dir():
+            files = sorted(path.glob(f"*{form.container.suffix}"))
+            files = [] if any(path.glob("*.safetensors")) else files
+        if len(files) > 1:
+            raise CheckpointError(f"{path} has {len(files)} files of {name}; name one of them")
+        if not files or files[0].suffix.lower() != form.container.suffix:
+            continue
+        source = form.container.open(files[0])
+        empty = Checkpoint(files[0], {}, {}, (), {}, {})
+        return Opened(source, empty, form, f"it is a file of {name}", form.read(source))
+    return None
+
+
 def open_foreign(path: str | os.PathLike[str], called: str = "") -> Opened:
     """Open a checkpoint of another project, or of ao, and find out what it is.
 
     Args:
-        path: a folder, an index or a safetensors file.
+        path: a folder, an index or a safetensors file; or a file of a format that has its own, such as GGUF.
         called: the name of its format; empty: found out by its tensors.
 
     Raises:
         CheckpointError: it is damaged, or more than one format claims it, or not the one that was named.
         UnknownNameError: no format is called so.
     """
+    if (contained := _contained(Path(path), called)) is not None:
+        return contained
     checkpoint = open_checkpoint(Path(path))
     source = source_of(checkpoint)
     if checkpoint.records and called in ("", OWN):

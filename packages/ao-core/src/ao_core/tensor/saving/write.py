@@ -6,19 +6,28 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from ao_core.arguments import checked
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.tensor.saving.commit import Written, make_dirs, publish, shard_names, write_index
+from ao_core.tensor.saving.checkpoint import open_files
+from ao_core.tensor.saving.commit import (
+    Written,
+    make_dirs,
+    publish,
+    shard_names,
+    sync_dir,
+    write_index,
+)
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.leaves import Record, check_storable, flatten
+from ao_core.tensor.saving.lock import LOCK, Done, done_to, lock_of, text_of
 from ao_core.tensor.saving.names import MODEL
 from ao_core.tensor.saving.owners import check_no_extra_state, owners_of
-from ao_core.tensor.saving.shards import checksum, store, write_shard
+from ao_core.tensor.saving.shards import checksum, store, write_file, write_shard
 from ao_core.tensor.saving.state_dicts import untie
 
 __all__ = ["bytes_of_text", "natural", "parse_size", "save_model", "write_checkpoint"]
@@ -38,7 +47,8 @@ def save_model(
     hold both for a moment. Other files in the directory are left alone. Tied tensors are written
     once, kernel layouts as canonical ones, a `ComputeWeight` as its dense memory. Equal tensors under
     equal names give equal files, in whatever order a model has them. Only one process may save into
-    a directory at a time.
+    a directory at a time. `ao.lock.json` beside them says what was done to the model, and has a hash of each
+    tensor, see `Lock`.
 
     Args:
         model: with quantized and dense tensors on any real device.
@@ -55,7 +65,9 @@ def save_model(
     kept, ties = untie({o.fqn: o.tensor for o in owners if o.persistent})
     for fqn, tensor in kept.items():
         check_storable(fqn, tensor)  # before anything is written
-    write_checkpoint(kept.items(), dir, ties=ties, max_shard_size=max_shard_size)
+    write_checkpoint(
+        kept.items(), dir, ties=ties, max_shard_size=max_shard_size, steps=done_to(model)
+    )
 
 
 @checked
@@ -65,6 +77,7 @@ def write_checkpoint(
     *,
     ties: Mapping[str, str] | None = None,
     max_shard_size: int | str = "5GB",
+    steps: Sequence[Done] = (),
 ) -> None:
     """Write tensors as they come, as `save_model` does; one file's worth of them is held at a time.
 
@@ -73,6 +86,7 @@ def write_checkpoint(
         dir: created where it does not exist.
         ties: names that stand for the tensor of another name.
         max_shard_size: as for `save_model`.
+        steps: what was done to the tensors, for the lock.
 
     Raises:
         CheckpointError: as for `save_model`. An error of the iterable passes through; what was in
@@ -92,7 +106,12 @@ def write_checkpoint(
             names = shard_names(target, written)
             if names != [MODEL.single]:
                 write_index(work / MODEL.index, dict(zip(names, written, strict=True)))
+            lock = lock_of(open_files([work / str(i) for i in range(len(names))]), steps)
+            write_file(work / LOCK, [text_of(lock).encode()])
             publish(target, work, names)
+            # last: killed before, there is the lock of the old checkpoint, whose hashes are not those
+            os.replace(work / LOCK, target / LOCK)
+            sync_dir(target)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:

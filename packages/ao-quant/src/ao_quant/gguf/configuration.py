@@ -1,4 +1,4 @@
-"""The configuration of transformers for the metadata of a GGUF file."""
+"""The configuration of transformers for the metadata of a GGUF file, and back; needs no transformers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from torch import Tensor
 
 from ao_core.ext import CheckpointError
 
-__all__ = ["FREQUENCIES", "check_architecture", "check_rope", "config_of"]
+__all__ = ["FREQUENCIES", "check_architecture", "config_of", "frequencies_of", "metadata_of"]
 
 #: architecture of the file -> `model_type` of transformers
-_KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_KINDS = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma3": "gemma3_text",
+}
+#: `model_type` of transformers -> architecture of the file
+_ARCHITECTURES = {kind: name for name, kind in _KINDS.items()} | {
+    "mistral": "llama",
+    "mixtral": "llama",
+}
 #: key of the metadata, behind the architecture -> field of the configuration, and its type
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "context_length": ("max_position_embeddings", int),
@@ -51,8 +62,10 @@ def check_architecture(path: Path, header: Any) -> None:
         )
 
 
-def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> Any:
-    """The configuration of the model that a file with this `GGUFHeader` is of, whose architecture is known.
+def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> dict[str, Any]:
+    """The fields of the configuration of the model that a file is of, `model_type` among them.
+
+    Its architecture is known, see `check_architecture`.
 
     Args:
         path: the file, for errors.
@@ -62,8 +75,6 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> Any
     Raises:
         CheckpointError: a key is missing, or says what no model can do.
     """
-    from transformers import AutoConfig
-
     architecture = header.metadata["general.architecture"]
     of = _Keys(path, architecture, header.metadata)
     if "token_embd.weight" not in header.tensors:
@@ -78,28 +89,95 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> Any
         "rope_parameters": _rope(of, frequencies),
     }
     turned = of.number("rope.dimension_count", int, fields["head_dim"])
-    if turned != fields["head_dim"] or of.number("expert_count", int, 0):
+    if turned != fields["head_dim"]:
         raise CheckpointError(
-            f"{path}: has {of.number('expert_count', int, 0)} experts, and rotary embeddings of {turned} of "
-            f"{fields['head_dim']} elements of a head; only models without experts that turn all elements "
-            "are made from GGUF files"
+            f"{path}: has rotary embeddings of {turned} of {fields['head_dim']} elements of a head; only "
+            "models that turn all elements are made from GGUF files"
         )
+    kind = _KINDS[architecture]
     if architecture == "gemma3":
         fields |= _gemma(of, fields)
-    return AutoConfig.for_model(
-        _KINDS[architecture], **fields, **_tokens(_Keys(path, "tokenizer.ggml", header.metadata))
-    )
+    if (experts := of.number("expert_count", int, 0)) and architecture == "llama":
+        kind = "mixtral"
+        used = of.number("expert_used_count", int, 2)
+        fields |= {"num_local_experts": experts, "num_experts_per_tok": used}
+    tokens = _tokens(_Keys(path, "tokenizer.ggml", header.metadata))
+    return {"model_type": kind, **fields, **tokens}
 
 
-def check_rope(path: Path, model: Any, frequencies: Tensor) -> None:
-    """Raise `CheckpointError` where a model does not divide its frequencies by those of the file."""
-    theta = model.config.rope_parameters["rope_theta"]
-    steps = torch.arange(0, model.config.head_dim, 2) / model.config.head_dim
-    found = theta**-steps / model.model.rotary_emb.inv_freq.cpu()
-    if found.shape != frequencies.shape or not torch.allclose(found, frequencies, rtol=1e-3):
+def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a file for a config.json of transformers, without those of the tokenizer.
+
+    Raises:
+        CheckpointError: it is of a model whose tensors ao has no names of in GGUF, or lacks a field.
+    """
+    config = config.get("text_config") or config
+    kind = config.get("model_type")
+    if kind not in _ARCHITECTURES:
         raise CheckpointError(
-            f"{path}: {FREQUENCIES} has other values than Llama 3.1 and later; ao knows those alone"
+            f"config.json: model_type={kind!r}; GGUF files are written of {', '.join(_ARCHITECTURES)}"
         )
+    name = _ARCHITECTURES[str(kind)]
+    if missing := [field for field, _ in _FIELDS.values() if field not in config]:
+        raise CheckpointError(f"config.json: {', '.join(missing)} are missing")
+    found = {key: kind(config[field]) for key, (field, kind) in _FIELDS.items()}
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    found |= {
+        "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "rope.dimension_count": width,
+        "vocab_size": int(config["vocab_size"]),
+        **_rope_metadata(config),
+    }
+    if config.get("sliding_window") and name == "gemma3":
+        found["attention.sliding_window"] = int(config["sliding_window"])
+    if kind == "mixtral":
+        found["expert_count"] = int(config["num_local_experts"])
+        found["expert_used_count"] = int(config["num_experts_per_tok"])
+    return {
+        "general.architecture": name,
+        "general.quantization_version": 2,
+        **{f"{name}.{key}": value for key, value in found.items()},
+    }
+
+
+def _rope_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary embeddings; where they are those of Llama 3, frequencies are a tensor, see `frequencies_of`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
+    theta = rope.get("rope_theta", config.get("rope_theta", _THETA))
+    found: dict[str, Any] = {"rope.freq_base": float(theta)}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling in ("linear", "yarn"):
+        found |= {"rope.scaling.type": scaling, "rope.scaling.factor": float(rope["factor"])}
+        if scaling == "yarn":
+            length = int(rope["original_max_position_embeddings"])
+            found["rope.scaling.original_context_length"] = length
+    elif scaling not in ("default", "llama3"):
+        raise CheckpointError(f"config.json: rope_type={scaling!r} is not written to GGUF files")
+    return found
+
+
+def frequencies_of(config: Mapping[str, Any]) -> Tensor | None:
+    """What Llama 3.1 and later divide rotary frequencies by (d/2,), float32; None for other models.
+
+    Wavelengths up to original / high_freq_factor are as they were, those from original / low_freq_factor on
+    grow by the factor, and those between by an average in the frequency.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "llama3":
+        return None
+    width = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    theta = float(rope.get("rope_theta", config.get("rope_theta", _THETA)))
+    factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    length = float(rope["original_max_position_embeddings"])
+    waves = 2 * torch.pi * theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    smooth = (length / waves - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    found = torch.where(waves > length / low, torch.full_like(waves, factor), between)
+    return torch.where(waves < length / high, torch.ones_like(waves), found).float()
 
 
 class _Keys:

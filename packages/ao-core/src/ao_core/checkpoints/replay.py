@@ -1,0 +1,114 @@
+"""`replay_checkpoint`: what a lock says was done, done again, and the first thing that is not as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import metadata as distributions
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ao_core.__about__ import __version__
+from ao_core.arguments import checked_but
+from ao_core.calibration.inputs import Data
+from ao_core.checkpoints.decide import make_job
+from ao_core.checkpoints.job import Job
+from ao_core.checkpoints.run import run
+from ao_core.config import resolve_config
+from ao_core.errors import ConfigError
+from ao_core.progress import Progress
+from ao_core.tensor.saving.checkpoint import open_checkpoint
+from ao_core.tensor.saving.hashes import first_difference, tensor_hashes
+from ao_core.tensor.saving.lock import Lock, read_lock
+
+__all__ = ["Replayed", "replay_checkpoint"]
+
+
+class Replayed(NamedTuple):
+    """What came of a replay."""
+
+    #: what differs first, in words: an input, and then nothing is written, or a tensor of the result; empty:
+    #: nothing does
+    first: str
+    #: versions that are not those of the lock, in words
+    notes: tuple[str, ...] = ()
+
+
+@checked_but("data")
+def replay_checkpoint(
+    lock: str | os.PathLike[str],
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    data: Data | None = None,
+    progress: Progress = None,
+) -> Replayed:
+    """Quantize a checkpoint as another one was, and compare the tensors with those that it had then.
+
+    Before anything is written, the tensors of the source and the calibration data are compared with what the
+    lock says of them. The source is read twice.
+
+    Args:
+        lock: an `ao.lock.json`, or a folder with one.
+        src: the checkpoint of the original, as for `quantize_checkpoint`.
+        dst: the directory to write; created where it does not exist.
+        data: the calibration data, where the lock says that there were some.
+        progress: as for `quantize_checkpoint`.
+
+    Raises:
+        CheckpointError: the lock or the source cannot be read.
+        ConfigError: the lock is of several configurations one after the other, or of none; or data are
+            missing.
+    """
+    known = read_lock(Path(lock))
+    job = _job(known, src, data)
+    notes = _other_versions(known)
+    (step,) = known.steps
+    if known.source and (first := first_difference(known.source, tensor_hashes(job.checkpoint))):
+        return Replayed(f"in SRC, {first}", notes)
+    digest = "" if job.calibration is None else job.calibration.digest
+    if digest != step.data:
+        first = f"the calibration data are others: their hash is {digest}, and was {step.data}"
+        return Replayed(first, notes)
+    run(job, dst, progress=progress)
+    made = tensor_hashes(open_checkpoint(dst))
+    first = first_difference(known.tensors, made)
+    return Replayed(f"in DST, {first}" if first else "", notes)
+
+
+def _job(lock: Lock, src: str | os.PathLike[str], data: Data | None) -> Job:
+    if len(lock.steps) != 1 or "sequence" in lock.steps[0].config:
+        raise ConfigError(
+            f"lock: {len(lock.steps)} quantizations led to it, which cannot be replayed from files: one of a "
+            "single configuration can. Load the model and call quantize_ with each of them"
+        )
+    step = lock.steps[0]
+    if step.data and data is None:
+        drawn = lock.options.get("data") or {}
+        named = f", of the file {drawn['file']!r}" if "file" in drawn else ""
+        raise ConfigError(f"data: the lock is of a run with calibration data{named}; give them")
+    options: dict[str, Any] = {
+        name: lock.options[name]
+        for name in ("include", "exclude", "max_shard_size")
+        if name in lock.options
+    }
+    return make_job(src, resolve_config(dict(step.config)), data=data, **options)
+
+
+def _other_versions(lock: Lock) -> tuple[str, ...]:
+    """A sentence for each distribution of another version than then."""
+    return tuple(
+        f"{dist} was {version or 'of this process'}, and is {now or 'not installed'} here"
+        for dist, version in lock.versions.items()
+        if (now := _version(dist)) != version
+    )
+
+
+def _version(dist: str) -> str:
+    here: Mapping[str, str] = {"torch": torch.__version__, "ao-core": __version__}
+    try:
+        return here.get(dist) or distributions.version(dist)
+    except distributions.PackageNotFoundError:
+        return ""
