@@ -224,7 +224,7 @@ def test_a_factor_that_changes_the_outputs_is_undone(monkeypatch):
     dense, data = made(FAMILIES["gemma"]), tokens()
     model = copy.deepcopy(dense)
     monkeypatch.setattr(channels, "scaled", wrong)
-    report = quantize_(model, [SmoothQuantConfig(), INT4], data=data)
+    report = quantize_(model, [SmoothQuantConfig(alpha=0.5), INT4], data=data)
     notes = notes_of(report)
     assert (
         "as an input step: SmoothQuant: the outputs for the example inputs"
