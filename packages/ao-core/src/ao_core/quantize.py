@@ -251,10 +251,12 @@ def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decisio
 
     What is wrong with a transform, or what it was given, shows when it converts the first of a kind. These
     are all made before any is put in place, the others one by one, so that a model needs no room for two.
+    What stays comes before, since extra tensors of a weight go when it is replaced.
     """
     first: dict[tuple[object, ...], Decision] = {}
     for entry in decisions:
-        kind = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
+        kind: tuple[object, ...] = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
+        kind = (entry.fqn,) if entry.config is None else kind
         first.setdefault(kind, entry)
     chosen = set(map(id, first.values()))
     return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)

@@ -12,6 +12,7 @@ from ao_core.compute.fake_quantize import (
     register_fake_quantize,
     straight_through_by,
 )
+from ao_core.compute.learned import Points, chosen_points, learned_by
 from ao_core.compute.matmuls import Matmuls
 from ao_core.compute.reading import deployed, is_delayed
 from ao_core.compute.straight_through import straight_through
@@ -21,12 +22,15 @@ __all__ = [
     "ComputeWeight",
     "FakeQuantize",
     "Matmuls",
+    "Points",
+    "chosen_points",
     "delay_",
     "deployed",
     "encoded",
     "extra_tensors",
     "fake_quantized",
     "is_delayed",
+    "learned_by",
     "prepared_weights",
     "register_fake_quantize",
     "straight_through",

@@ -12,7 +12,7 @@ __all__ = ["SCALES", "STEPS", "QATConfig"]
 #: the values of `QATConfig.step`
 STEPS = ("prepare", "convert")
 #: the values of `QATConfig.scales`
-SCALES = ("chosen", "learned")
+SCALES = ("chosen", "learned", "stretched", "clipped")
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,13 @@ class QATConfig(BaseConfig):
 
     Attributes:
         step: "prepare", before the training, or "convert", after it.
-        scales: "chosen": from the weights, in each forward pass, by the scale method of the base; or
-            "learned": a parameter `weight_scale` of the layer, as in LSQ (Esser et al. 2020,
-            arXiv:1902.08153), for weights of `nn.Linear` in formats with one plain scale per block and no
-            zero point.
+        scales: "chosen": from the weights, in each forward pass, by the scale method of the base. The others
+            are parameters of the layer that are trained beside `weight`, for weights of `nn.Linear` in
+            formats with one plain scale per block:
+            "learned": a scale (LSQ, Esser et al. 2020, arXiv:1902.08153), and in formats with zero points an
+            offset (LSQ+, Bhalgat et al. 2020, arXiv:2004.09576);
+            "stretched": a scale of 3 or 4 levels evenly around 0 (SEQ, Liu et al. 2025, arXiv:2502.02631);
+            "clipped": factors of the range of the weights (Shao et al. 2023, arXiv:2308.13137).
     """
 
     step: str = "prepare"

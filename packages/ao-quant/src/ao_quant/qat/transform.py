@@ -10,9 +10,17 @@ from ao_core.ext.compute import Matmuls, deployed, extra_tensors, fake_quantized
 from ao_core.ext.kernels import local_shard
 from ao_quant.configs.gguf import GGUFWeightOnlyConfig
 from ao_quant.configs.qat import QATConfig
-from ao_quant.qat.rules import gguf_rule
+from ao_quant.qat.rules import CLIPPED, STRETCHED, gguf_rule
 
 __all__ = ["apply_qat", "qat_head"]
+
+#: `QATConfig.scales` -> the name of a fake-quantize rule
+_RULES = {
+    "chosen": "straight_through",
+    "learned": "learned_scale",
+    "stretched": STRETCHED.name,
+    "clipped": CLIPPED.name,
+}
 
 
 def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip:
@@ -56,9 +64,9 @@ def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip
         "filters": is_conv(dense, target) or None,
         "in_out": is_transposed(target) or None,
     }
-    rule = "learned_scale" if config.scales == "learned" else "straight_through"
+    rule = _RULES[config.scales]
     if isinstance(base, GGUFWeightOnlyConfig):
-        if config.scales == "learned":
+        if config.scales != "chosen":
             return Skip(
                 "the scales of a GGUF type are found by its own search; use scales='chosen'"
             )
@@ -81,12 +89,18 @@ def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | 
             f"{target.fqn}: base={config.base} is not what it was prepared for ({weight.matmuls.text()}); "
             "convert with the configuration that prepared it"
         )
-    extras = extra_tensors(target.module)
-    scale = extras.get("scale")
-    if scale is not None and not bool((scale.detach() > 0).all() & scale.detach().isfinite().all()):
-        least, greatest = (float(v) for v in scale.detach().float().aminmax())
+    extras = {name: extra.detach() for name, extra in extra_tensors(target.module).items()}
+    for name, extra in extras.items():
+        positive = name != "offset"
+        if extra.isfinite().all() and (not positive or (extra > 0).all()):
+            continue
+        least, greatest = (float(v) for v in extra.float().aminmax())
         raise ConfigError(
-            f"{target.fqn}: its learned scales go from {least:g} to {greatest:g}; they must be finite and "
-            "positive: train with a lower learning rate for them"
+            f"{target.fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
+            f"{' and positive' if positive else ''}: train with a lower learning rate for them"
         )
-    return deployed(weight, {name: extra.detach() for name, extra in extras.items()})
+    return deployed(weight, extras)
+
+
+def _named(extra: str) -> str:
+    return "clipping factors" if extra.startswith("clip") else f"{extra}s"
