@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ao_quant.qat.delay import Delay
+from ao_quant.qat.distill import qad_loss
 
-__all__ = ["Delay"]
+__all__ = ["Delay", "qad_loss"]
