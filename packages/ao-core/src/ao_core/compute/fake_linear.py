@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ao_core.compute.emulated import cast_values
 from ao_core.compute.fake_quantize import rule_of
 from ao_core.compute.reading import is_delayed, rounded, without_transforms
+from ao_core.compute.rescaled import rescaled_with_gradient
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.spec import Spec
@@ -46,8 +47,15 @@ def fake_linear(
     names: tuple[str, ...] = (),
     *extras: Tensor,
 ) -> Any:
-    """`F.linear` with the weight as its rule rounds it; the rule reads extra tensors by name."""
+    """`F.linear` with the weight as its rule rounds it; the rule reads extra tensors by name.
+
+    A weight that is quantized already has the one extra tensor "scale", which takes the place of its scales.
+    """
     inner = without_transforms(weight)
+    if isinstance(inner, QTensor) and names == ("scale",):
+        input, bias = autocasted(input, bias)
+        values = rescaled_with_gradient(inner, *extras)
+        return _Matmul.apply(input, values, bias)  # type: ignore[no-untyped-call]
     spec = inner.matmuls.output if isinstance(inner, ComputeWeight) else None
     rule = rule_of(spec)
     if rule is None or spec is None:

@@ -51,6 +51,8 @@ class FakeQuantize:
     #: in values and extra tensors; dense, or a `QTensor` such as `encoded` makes. The spec has the format of
     #: activations, too. It is traced by torch.compile, so it makes no decision by values.
     apply: Callable[[Tensor, Spec, Mapping[str, Tensor]], Tensor]
+    #: whether the weight itself is not trained, but the extra tensors alone
+    freezes: bool = False
 
 
 _rules: dict[str, FakeQuantize] = {}
@@ -93,7 +95,8 @@ def fake_quantized(
         act: format of activations (M, K); None: as they are.
         options: how the weight will be stored: `scale_method`, `act_scale` and `act_zero_point` as
             `quantize_tensor` takes them; `filters`: True for those of a convolution, which kernels take as
-            they are stored; `in_out`: True for a weight (K, N), whose transpose has the format.
+            they are stored; `in_out`: True for a weight (K, N), whose transpose has the format; `rank` and
+            `alpha`: of adapters.
 
     Raises:
         ConfigError: there is no such option.

@@ -25,10 +25,10 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["LEARNED_SCALE", "Points", "chosen_points", "learned_by"]
+__all__ = ["LEARNED_SCALE", "LEAST", "Points", "chosen_points", "learned_by", "points_of"]
 
 #: scales are taken to be at least this, so that a step of the optimizer to 0 or below divides by no zero
-_LEAST = 1e-9
+LEAST = 1e-9
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -58,12 +58,17 @@ def chosen_points(values: Tensor, spec: Spec, rule: str) -> tuple[Tensor, Tensor
             f"the rule {rule!r} cannot serve {spec}: it learns one plain scale per block; use a scale_dtype "
             f"among {', '.join(_FLOATS)}, and a format that has a scale"
         )
-    q = encoded(values, spec).canonical()
+    return points_of(encoded(values, spec))
+
+
+def points_of(q: QTensor) -> tuple[Tensor, Tensor | None]:
+    """Scale, and offset where there are zero points, of each block of a weight with plain scales; float32."""
+    q = q.canonical()
     scale = scale_to_float(q.parts["scale"])
-    if spec.zero_point == "none":
+    if q.spec.zero_point == "none":
         return scale, None
-    point = zero_to_float(q.parts["zero_point"], numbers)
-    return scale, -point if spec.zero_point == "offset" else -point * scale
+    point = zero_to_float(q.parts["zero_point"], registry.dtypes.get(q.spec.dtype))
+    return scale, -point if q.spec.zero_point == "offset" else -point * scale
 
 
 def learned_by(
@@ -129,7 +134,7 @@ def _stored(
     scale: Tensor, offset: Tensor | None, spec: Spec, points: Points
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point of each block as they are stored."""
-    by, kind = scale.clamp_min(_LEAST).float(), spec.chosen_scale_dtype
+    by, kind = scale.clamp_min(LEAST).float(), spec.chosen_scale_dtype
     numbers, zeros = registry.dtypes.get(spec.dtype), spec.zero_point
     if points.zero is None and offset is None:
         return store_qparams(by, None, numbers, zeros, kind)
@@ -155,7 +160,8 @@ def _apply(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
     return learned_by(values, extras["scale"], extras.get("offset"), spec)
 
 
-#: One learned scale per block (LSQ), and in formats with zero points a learned offset (LSQ+). The extra tensors
-#: "scale" and "offset" have one element per block and start as `quantize_` chooses them. The values are those
-#: of ``quantize_tensor(weight, spec, scale=scale)``. A weight beyond the range of its block gets no gradient.
+#: One learned scale per block (LSQ), and in formats with zero points a learned offset (LSQ+). The extra
+#: tensors "scale" and "offset" have one element per block and start as `quantize_` chooses them. The values
+#: are those of ``quantize_tensor(weight, spec, scale=scale)``. A weight beyond the range of its block gets no
+#: gradient.
 LEARNED_SCALE = register_fake_quantize(FakeQuantize("learned_scale", _initial, _apply))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ao_core.ext import ConfigError
 from ao_quant.configs.algorithms import BaseConfig
 from ao_quant.configs.base import one_of
 
-__all__ = ["SCALES", "STEPS", "QATConfig"]
+__all__ = ["LORA_MODES", "SCALES", "STEPS", "LoRAQATConfig", "QATConfig"]
 
 #: the values of `QATConfig.step`
 STEPS = ("prepare", "convert")
 #: the values of `QATConfig.scales`
 SCALES = ("chosen", "learned", "stretched", "clipped")
+
+#: the values of `LoRAQATConfig.mode`
+LORA_MODES = ("base", "merged")
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,35 @@ class QATConfig(BaseConfig):
         super().__post_init__()
         one_of(self, "step", STEPS)
         one_of(self, "scales", SCALES)
+
+
+@dataclass(frozen=True)
+class LoRAQATConfig(BaseConfig):
+    """Adapters of linear layers that are trained while weights are rounded: W is frozen, s B A is trained.
+
+    The prepared model computes what the converted one will, bit for bit. Layers have the parameters
+    `weight_a` (rank, K) and `weight_b` (N, rank), with s = alpha / rank (LoRA, Hu et al. 2021,
+    arXiv:2106.09685); A begins as PEFT's does, from torch's generator, and B as zeros.
+
+    Attributes:
+        step: "prepare", before the training, or "convert", after it.
+        mode: what is stored in the end: "base", W in its format and s B A beside it, in bfloat16; or
+            "merged", W + s B A in the format, which needs nothing beside. What is trained is rounded
+            likewise.
+        rank: of the adapters, below both sides of the weight.
+        alpha: the s of all layers is alpha / rank.
+    """
+
+    step: str = "prepare"
+    mode: str = "base"
+    rank: int = 16
+    alpha: float = 16.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "step", STEPS)
+        one_of(self, "mode", LORA_MODES)
+        if self.rank < 1:
+            raise ConfigError(f"rank={self.rank!r}: use 1 or more, such as 16")
+        if not self.alpha > 0:
+            raise ConfigError(f"alpha={self.alpha!r}: must be positive, e.g. 16.0")

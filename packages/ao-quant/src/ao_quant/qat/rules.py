@@ -1,15 +1,17 @@
-"""Fake-quantize rules: formats that choose more than scales, and estimators of what is learned beside weights."""
+"""Fake-quantize rules: formats that choose more than scales, and what is learned beside weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core import DType, Spec
-from ao_core.ext import QuantizationError, registry
+from ao_core.ext import ChosenSteps, QuantizationError, low_rank_step, registry
 from ao_core.ext.compute import (
     FakeQuantize,
     Points,
@@ -23,7 +25,7 @@ from ao_core.ext.numerics import block_absmax, block_minmax, block_sum, quant_ma
 from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.encode import encode
 
-__all__ = ["CLIPPED", "STRETCHED", "gguf_rule"]
+__all__ = ["CLIPPED", "LORA", "STRETCHED", "gguf_rule"]
 
 
 def gguf_rule(kind: str) -> str:
@@ -78,15 +80,14 @@ def _initial_stretched(values: Tensor, spec: Spec) -> dict[str, Tensor]:
 
 
 def _apply_stretched(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
-    return learned_by(
-        values, extras["scale"], None, spec, _points(registry.dtypes.get(spec.dtype))
-    )
+    return learned_by(values, extras["scale"], None, spec, _points(registry.dtypes.get(spec.dtype)))
 
 
-#: Stretched elastic quantization (SEQ, Liu et al. 2025, arXiv:2502.02631, equation 4): levels evenly around 0,
-#: ±1/4 and ±3/4 of α at 2 bits and -2/3, 0 and 2/3 of it for ternary weights, whose bins all have the same
+#: Stretched elastic quantization (SEQ, Liu et al. 2025, arXiv:2502.02631, equation 4): levels evenly around
+#: 0, ±1/4 and ±3/4 of α at 2 bits and -2/3, 0 and 2/3 of it for ternary weights, whose bins all have the same
 #: width. The extra tensor "scale" has the distance of two levels: α/2, and 2α/3. Weights get a gradient up to
-#: .99 α, so that those beyond the outermost level learn, too. The first scale is the one of least squared error.
+#: .99 α, so that those beyond the outermost level learn, too. The first scale is the one of least squared
+#: error.
 STRETCHED = register_fake_quantize(FakeQuantize("stretched", _initial_stretched, _apply_stretched))
 
 # -- learned clipping ------------------------------------------------------------------------------
@@ -116,7 +117,70 @@ def _apply_clipped(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> 
 
 #: Learned clipping (Shao et al. 2023, arXiv:2308.13137, section 3.1): the range of a block, whose ends are
 #: constants, times factors that are learned. The extra tensor "clip" is that of the largest magnitude; in
-#: formats with zero points "clip_low" and "clip_high" are those of the least and the greatest value. They start
-#: as 1, where the paper has the logistic function of 4. Scale and zero point follow and have the gradients of
-#: LSQ+.
+#: formats with zero points "clip_low" and "clip_high" are those of the least and the greatest value. They
+#: start as 1, where the paper has the logistic function of 4. Scale and zero point follow and have the
+#: gradients of LSQ+.
 CLIPPED = register_fake_quantize(FakeQuantize("clipped", _initial_clipped, _apply_clipped))
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def _adapters(values: Tensor, spec: Spec) -> dict[str, Tensor]:
+    rank, (n, k) = int(spec.option("rank", 1)), values.shape
+    if rank >= min(n, k):
+        raise QuantizationError(f"rank={rank} is all of a matrix of {(n, k)}; use a smaller one")
+    a = torch.empty(rank, k, device=values.device)
+    if not values.is_meta:
+        torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+    return {"a": a, "b": torch.zeros(n, rank, device=values.device)}
+
+
+def _factors(spec: Spec, extras: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """S B and A, with s = alpha / rank."""
+    share = float(spec.option("alpha", 1.0)) / int(spec.option("rank", 1))
+    return share * extras["b"], extras["a"]
+
+
+def _apply_merged(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
+    b, a = _factors(spec, extras)
+    return straight_through_by((values + b @ a).to(values.dtype), spec)
+
+
+class _Beside(torch.autograd.Function):
+    """The stored weight with B A beside its codes, with the gradients of W + B A."""
+
+    @staticmethod
+    def forward(values: Tensor, b: Tensor, a: Tensor, spec: Spec) -> Tensor:
+        steps = ChosenSteps((low_rank_step(b.shape[1]),), low_rank=(b.detach(), a.detach()))
+        return steps.attached(encoded(values, spec))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, b, a, _ = inputs
+        ctx.dtype = values.dtype
+        ctx.save_for_backward(b, a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        b, a = ctx.saved_tensors
+        wide = grad.to(a.dtype)
+        return grad, wide @ a.t(), b.t() @ wide, None
+
+
+def _apply_beside(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
+    made: Tensor = _Beside.apply(values, *_factors(spec, extras), spec)  # type: ignore[no-untyped-call]
+    return made
+
+
+#: Adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) of a weight W that is not trained: the extra tensors "a"
+#: (rank, K) and "b" (N, rank), with s = alpha / rank. "lora_base" stores W in its format and s B A beside it,
+#: in bfloat16; "lora_merged" stores W + s B A in the format. The derivative of rounding is taken to be 1 in
+#: both.
+LORA = {
+    "base": register_fake_quantize(
+        FakeQuantize("lora_base", _adapters, _apply_beside, freezes=True)
+    ),
+    "merged": register_fake_quantize(
+        FakeQuantize("lora_merged", _adapters, _apply_merged, freezes=True)
+    ),
+}

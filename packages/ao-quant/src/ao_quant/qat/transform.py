@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor
 
 from ao_core import ComputeWeight, QTensor, Skip, Target
@@ -9,10 +12,10 @@ from ao_core.ext import ConfigError, WeightConfig, is_conv, is_transposed, regis
 from ao_core.ext.compute import Matmuls, deployed, extra_tensors, fake_quantized, is_delayed
 from ao_core.ext.kernels import local_shard
 from ao_quant.configs.gguf import GGUFWeightOnlyConfig
-from ao_quant.configs.qat import QATConfig
-from ao_quant.qat.rules import CLIPPED, STRETCHED, gguf_rule
+from ao_quant.configs.qat import LoRAQATConfig, QATConfig
+from ao_quant.qat.rules import CLIPPED, LORA, STRETCHED, gguf_rule
 
-__all__ = ["apply_qat", "qat_head"]
+__all__ = ["apply_qat", "matmuls_of", "qat_head"]
 
 #: `QATConfig.scales` -> the name of a fake-quantize rule
 _RULES = {
@@ -23,14 +26,14 @@ _RULES = {
 }
 
 
-def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip:
+def apply_qat(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target) -> Tensor | Skip:
     """`Transform.apply`: the weight in training, or what it has become.
 
     Raises:
         ConfigError: the weight cannot be converted: by another base than it was prepared for, while training
             still waits for its delay, or with a learned scale that is not positive.
     """
-    matmuls = _matmuls(dense, config, target)
+    matmuls = matmuls_of(dense, config, target)
     if isinstance(matmuls, Skip):
         return matmuls
     if config.step == "prepare":
@@ -38,13 +41,13 @@ def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip
     return _converted(matmuls, config, target)
 
 
-def qat_head(config: QATConfig) -> QATConfig | None:
+def qat_head(config: QATConfig | LoRAQATConfig) -> QATConfig | LoRAQATConfig | None:
     """The same for what a head gets in place of the base."""
     wider = registry.transform_for(type(config.base)).for_head(config.base)
-    return None if wider is None else QATConfig(wider, config.step, config.scales)
+    return None if wider is None else replace(config, base=wider)
 
 
-def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip:
+def matmuls_of(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target) -> Matmuls | Skip:
     """How a weight in training is rounded: as the base stores this one."""
     base: WeightConfig = config.weights
     new = registry.transform_for(type(base)).apply(dense, base, target)
@@ -57,25 +60,29 @@ def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip
             "training have not"
         )
     fmt = base.weight_format(dense.dtype)
-    options = {
+    options: dict[str, Any] = {
         "scale_method": fmt.scale_method if fmt.scale_method != "absmax" else None,
         "act_scale": fmt.act_scale,
         "act_zero_point": fmt.act_zero_point,
         "filters": is_conv(dense, target) or None,
         "in_out": is_transposed(target) or None,
     }
-    rule = _RULES[config.scales]
+    if isinstance(config, LoRAQATConfig):
+        rule = LORA[config.mode].name
+        options |= {"rank": config.rank, "alpha": float(config.alpha)}
+    else:
+        rule = _RULES[config.scales]
     if isinstance(base, GGUFWeightOnlyConfig):
-        if config.scales != "chosen":
-            return Skip(
-                "the scales of a GGUF type are found by its own search; use scales='chosen'"
-            )
+        if rule != _RULES["chosen"]:
+            return Skip("scales of a GGUF type are found by its own search; use scales='chosen'")
         rule = gguf_rule(base.type)
     given = {name: value for name, value in options.items() if value is not None}
     return fake_quantized(new.spec, rule, new.spec.act, **given)
 
 
-def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | Skip:
+def _converted(
+    matmuls: Matmuls, config: QATConfig | LoRAQATConfig, target: Target
+) -> Tensor | Skip:
     weight = local_shard(getattr(target.module, target.name))
     if not isinstance(weight, ComputeWeight) or weight.matmuls.output is None:
         return Skip("it was not prepared: call quantize_ with step='prepare' before the training")
@@ -91,7 +98,7 @@ def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | 
         )
     extras = {name: extra.detach() for name, extra in extra_tensors(target.module).items()}
     for name, extra in extras.items():
-        positive = name != "offset"
+        positive = name not in ("offset", "a", "b")
         if extra.isfinite().all() and (not positive or (extra > 0).all()):
             continue
         least, greatest = (float(v) for v in extra.float().aminmax())
@@ -103,4 +110,6 @@ def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | 
 
 
 def _named(extra: str) -> str:
+    if extra in ("a", "b"):
+        return f"adapters {extra.upper()}"
     return "clipping factors" if extra.startswith("clip") else f"{extra}s"
