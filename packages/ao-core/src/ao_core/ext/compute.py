@@ -38,6 +38,7 @@ from ao_core.compute.gather import (
     with_float8_all_gather,
 )
 from ao_core.compute.unwrap import unwrap_
+from ao_core.compute.watching import TrainingWarning
 from ao_core.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "FakeQuantize",
     "Matmuls",
     "Points",
+    "TrainingWarning",
     "all_reduce_max",
     "cast_shard",
     "chosen_points",
