@@ -250,10 +250,8 @@ def _explain_compute(
     left = ", ".join(matmul for matmul in shapes if matmul not in used)
     note = f"in high precision: {left}" if left else ""
     if rule := rule_name(w.matmuls.output):
-        note = (
-            f"output: the matmul of the weight as the rule {rule!r} rounds it; grad_input and grad_weight: in "
-            "high precision, of rounded operands"
-        )
+        rounded = f"output: the matmul of the weight as the rule {rule!r} rounds it"
+        note = "; ".join(filter(None, (rounded, note and f"{note}, of rounded operands")))
     shape = (*experts, n, k)
     return WeightExplanation(fqn, None, shape, w.dtype, device, tuple(calls), note, tied)
 

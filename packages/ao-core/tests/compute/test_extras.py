@@ -263,8 +263,8 @@ def test_what_is_printed_and_explained() -> None:
     assert repr(layer).startswith("FakeQuantizedLinear(in_features=7")
     (weight,) = explain(layer)
     assert weight.note == (
-        "output: the matmul of the weight as the rule 'learned_scale' rounds it; grad_input and grad_weight: in "
-        "high precision, of rounded operands"
+        "output: the matmul of the weight as the rule 'learned_scale' rounds it; "
+        "in high precision: grad_input, grad_weight, of rounded operands"
     )
     assert not weight.calls
 

@@ -25,7 +25,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["LEARNED_SCALE", "LEAST", "Points", "chosen_points", "learned_by", "points_of"]
+__all__ = ["LEARNED_SCALE", "LEAST", "Points", "chosen_points", "dense", "learned_by", "points_of"]
 
 #: scales are taken to be at least this, so that a step of the optimizer to 0 or below divides by no zero
 LEAST = 1e-9
@@ -120,7 +120,7 @@ class _Learned(torch.autograd.Function):
             ratio + point <= numbers.max + points.reach
         )
         # k less the zero point, and less r inside
-        slope = _dense(rounded).float() / steps - torch.where(inside, ratio, 0)
+        slope = dense(rounded).float() / steps - torch.where(inside, ratio, 0)
         of_offset = None
         if offset is not None:
             slope = slope + torch.where(inside, 0, point)
@@ -145,7 +145,7 @@ def _stored(
     return store_qparams(by, -offset.float() / exact, numbers, zeros, kind)
 
 
-def _dense(rounded: Tensor) -> Tensor:
+def dense(rounded: Tensor) -> Tensor:
     """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
     return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
 

@@ -37,8 +37,8 @@ _models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionar
 def watch_training(model: nn.Module, module: nn.Module, name: str, fqn: str) -> None:
     """Let gradients of a weight that a fake-quantize rule rounds tell whether an optimizer moves it.
 
-    A hook is called after each backward pass. It warns, once for a model, if an optimizer steps the weight and not
-    the extra tensors beside it; and if the dtype of the weight is too coarse for the steps.
+    A hook is called after each backward pass. It warns, once for a model, if an optimizer steps the weight
+    and not the extra tensors beside it; and if the dtype of the weight is too coarse for the steps.
     """
     weight = getattr(module, name)
     if isinstance(weight, ComputeWeight) and rule_name(weight.matmuls.output) and weight.is_leaf:
@@ -89,7 +89,8 @@ class _Watch:
         if left:
             self._say(
                 "extras",
-                f"an optimizer steps it, and not {', '.join(left)} beside it: it was made before quantize_, or "
+                f"an optimizer steps it, and not {', '.join(left)} beside it: it was made before "
+                "quantize_, or "
                 "without them; make it after preparing, from model.parameters()",
             )
 
@@ -107,9 +108,10 @@ class _Watch:
         half = size * torch.finfo(weight.dtype).eps / 2
         self._say(
             "moves",
-            f"{share:.0%} of its weights in {str(weight.dtype).removeprefix('torch.')} did not move in {_STEPS} "
-            f"steps {step}of the optimizer: at their size, {size:.1g}, less than {half:.1g} rounds to nothing. Keep "
-            "weights in float32, or use an optimizer that rounds stochastically, such as "
+            f"{share:.0%} of its weights in {str(weight.dtype).removeprefix('torch.')} did not move in "
+            f"{_STEPS} "
+            f"steps {step}of the optimizer: at their size, {size:.1g}, less than {half:.1g} rounds to "
+            "nothing. Keep weights in float32, or use an optimizer that rounds stochastically, such as "
             "ao_optim.AdamW8bit(..., rounding='stochastic')",
         )
 

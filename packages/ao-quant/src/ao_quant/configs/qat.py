@@ -8,13 +8,15 @@ from ao_core.ext import ConfigError
 from ao_quant.configs.algorithms import BaseConfig
 from ao_quant.configs.base import one_of
 
-__all__ = ["LORA_MODES", "SCALES", "STEPS", "LoRAQATConfig", "QATConfig"]
+__all__ = ["BACKWARD", "LORA_MODES", "SCALES", "STEPS", "LoRAQATConfig", "QATConfig"]
 
 #: the values of `QATConfig.step`
 STEPS = ("prepare", "convert")
 #: the values of `QATConfig.scales`
 SCALES = ("chosen", "learned", "stretched", "clipped")
 
+#: the values of `QATConfig.backward`
+BACKWARD = ("high_precision", "float8")
 #: the values of `LoRAQATConfig.mode`
 LORA_MODES = ("base", "merged")
 
@@ -37,15 +39,19 @@ class QATConfig(BaseConfig):
             offset (LSQ+, Bhalgat et al. 2020, arXiv:2004.09576);
             "stretched": a scale of 3 or 4 levels evenly around 0 (SEQ, Liu et al. 2025, arXiv:2502.02631);
             "clipped": factors of the range of the weights (Shao et al. 2023, arXiv:2308.13137).
+        backward: "high_precision", or "float8": both matmuls of the backward pass of linear layers have
+            operands in float8 with one scale per row, e5m2 for gradients and e4m3 for others.
     """
 
     step: str = "prepare"
     scales: str = "chosen"
+    backward: str = "high_precision"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, "step", STEPS)
         one_of(self, "scales", SCALES)
+        one_of(self, "backward", BACKWARD)
 
 
 @dataclass(frozen=True)

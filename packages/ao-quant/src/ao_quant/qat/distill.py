@@ -15,9 +15,10 @@ def qad_loss(
 ) -> Tensor:
     """The mean over positions of KL(teacher ‖ student), in nats: quantization-aware distillation.
 
-    The teacher is the model as it was before, dense or in 8 bits. Unlike cross entropy the loss needs no labels,
-    and its least value, 0, is where the two predict alike. (Xin et al. 2026, arXiv:2601.20088; the temperature
-    is that of Hinton et al. 2015, arXiv:1503.02531, with their factor T².) Computed in float32 at least.
+    The teacher is the model as it was before, dense or in 8 bits. Unlike cross entropy the loss needs no
+    labels, and its least value, 0, is where the two predict alike. (Xin et al. 2026, arXiv:2601.20088; the
+    temperature is that of Hinton et al. 2015, arXiv:1503.02531, with their factor T².) Computed in float32 at
+    least.
 
     Args:
         student: logits (…, V).

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ao_core import ComputeWeight, QTensor, Skip, Target
+from ao_core import WHOLE, ComputeWeight, QTensor, Skip, Spec, Target
 from ao_core.ext import ConfigError, WeightConfig, is_conv, is_transposed, registry
 from ao_core.ext.compute import Matmuls, deployed, extra_tensors, fake_quantized, is_delayed
 from ao_core.ext.kernels import local_shard
@@ -17,6 +17,8 @@ from ao_quant.qat.rules import CLIPPED, LORA, STRETCHED, gguf_rule
 
 __all__ = ["apply_qat", "matmuls_of", "qat_head"]
 
+#: a matmul of gradients with something else, in float8
+_FLOAT8 = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e5m2", (1, WHOLE)))
 #: `QATConfig.scales` -> the name of a fake-quantize rule
 _RULES = {
     "chosen": "straight_through",
@@ -77,7 +79,12 @@ def matmuls_of(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target)
             return Skip("scales of a GGUF type are found by its own search; use scales='chosen'")
         rule = gguf_rule(base.type)
     given = {name: value for name, value in options.items() if value is not None}
-    return fake_quantized(new.spec, rule, new.spec.act, **given)
+    matmuls = fake_quantized(new.spec, rule, new.spec.act, **given)
+    if isinstance(config, QATConfig) and config.backward == "float8":
+        if not isinstance(target.module, nn.Linear):
+            return Skip(f"backward='float8' is for nn.Linear, not {type(target.module).__name__}")
+        matmuls = matmuls._replace(grad_input=_FLOAT8, grad_weight=_FLOAT8)
+    return matmuls
 
 
 def _converted(
@@ -91,7 +98,7 @@ def _converted(
             f"{target.fqn}: it was never rounded in training, since a Delay that was set has not ended; call "
             "its step(), or quantize_ with the base itself"
         )
-    if weight.matmuls != matmuls:
+    if weight.matmuls.output != matmuls.output:
         raise ConfigError(
             f"{target.fqn}: base={config.base} is not what it was prepared for ({weight.matmuls.text()}); "
             "convert with the configuration that prepared it"
