@@ -277,7 +277,14 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="figures; those there are kept")
     parser.add_argument("--plot", type=Path, help="loss curves (beside the figures)")
     parser.add_argument("--out", type=Path, default=Path("build/qat"), help="states of trainings")
+    parser.add_argument(
+        "--measured", action="store_true", help="what docs/qat.md shows: all formats, three seeds"
+    )
     args = parser.parse_args(arguments)
+    if args.measured:
+        args.formats, args.seeds = list(PLANS), [0, 1, 2]
+        args.json = HERE / args.model / "qat.json"
+        args.plot = HERE.parent / "docs" / "assets" / f"qat-{args.model}.png"
     args.steps = args.steps or {"bytelm": 60, "smollm2": 300}[args.model]
     args.batch = args.batch or {"bytelm": 4, "smollm2": 1}[args.model]
     args.json = args.json or Path(f"qat-{args.model}.json")

@@ -19,7 +19,7 @@ from ao_core.ext.quantizing import EmulationWarning
 from ao_core.testing.base import gaussian
 from ao_optim import AdamW8bit
 from ao_quant import Int4WeightOnlyConfig, LoRAQATConfig, QATConfig, UIntxWeightOnlyConfig
-from ao_sparsity import prune_magnitude
+from ao_sparsity import Unstructured, apply_masks, keep_masks, prune_magnitude
 
 INT4 = Int4WeightOnlyConfig(32)
 X, TARGET = gaussian((32, 64), seed=1), gaussian((32, 20), seed=2)
@@ -70,22 +70,17 @@ def test_stochastic_rounding_moves_weights_in_bfloat16() -> None:
 def test_masks_of_zeros() -> None:
     """Pruned weights that are held at 0 while they are rounded stay 0 in what is stored."""
     made = model()
-    pruned = prune_magnitude(made, 0.5)
-    assert pruned is not None
-    masks = {name: p.detach() != 0 for name, p in made.named_parameters() if p.dim() == 2}
+    found = prune_magnitude(made, Unstructured(0.5))
+    apply_masks(made, found)
     quantize_(made, QATConfig(INT4))
     optimizer = torch.optim.AdamW(made.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(20):
-        losses.append(step(made, optimizer))
-        with torch.no_grad():
-            for name, mask in masks.items():
-                made.get_parameter(name).mul_(mask)
+    with keep_masks(made, optimizer):
+        losses = [step(made, optimizer) for _ in range(20)]
     assert losses[-1] < losses[0]
     trained = made(X)
     quantize_(made, QATConfig(INT4, "convert"))
     assert torch.equal(made(X), trained)
-    for name, mask in masks.items():
+    for name, mask in found.masks.items():
         assert float(made.get_parameter(name).dequantize()[~mask].abs().max()) == 0
 
 

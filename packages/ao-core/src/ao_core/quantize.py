@@ -22,8 +22,8 @@ from ao_core.calibration.needing import (
 )
 from ao_core.calibration.ranks import telling
 from ao_core.calibration.stepping import attached, stepped_weight
-from ao_core.compute import ComputeWeight, rule_of
-from ao_core.compute.extras import extras_unsupported_reason
+from ao_core.compute import ComputeWeight
+from ao_core.compute.extras import extras_unsupported_reason, freezes
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
 from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
@@ -296,10 +296,9 @@ def convert(
         places = [(owner.module, owner.name) for owner in entry.owners]
         if refusal := extras_unsupported_reason(new, places):
             return None, _record(entry, before, "skipped", refusal, start)
-    rule = rule_of(new.matmuls.output) if isinstance(new, ComputeWeight) else None
     quality = sample_sqnr(dense, new)
     sparsity = new.sparsity if isinstance(new, QTensor) else None
-    trains = before.requires_grad and not (rule is not None and rule.freezes)
+    trains = before.requires_grad and not freezes(new)
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their matmuls
         new = new if is_conv(dense, _role(entry)) else repack(new)

@@ -50,10 +50,8 @@ def test_map(mapping: str) -> None:
         quantize_(twin, BASE)
         q = twin.weight.dequantize().double()  # type: ignore[operator]
         rho = inverse_slope((step + 1) / 10)
-        if mapping == "relax":
-            expected = rho * u + (1 - rho) * q
-        else:
-            expected = _parq(u, twin.weight, rho)
+        relaxed = rho * u + (1 - rho) * q
+        expected = relaxed if mapping == "relax" else _parq(u, twin.weight, rho)
         torch.testing.assert_close(layer.weight.double(), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(layer.weight, q.float())
 

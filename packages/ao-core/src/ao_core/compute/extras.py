@@ -16,12 +16,25 @@ from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import QuantizationError
 from ao_core.tensor.sharding import local_shard
 
-__all__ = ["extra_tensors", "extras_unsupported_reason", "fit_extras", "give_extras", "take_extras"]
+__all__ = [
+    "extra_tensors",
+    "extras_unsupported_reason",
+    "fit_extras",
+    "freezes",
+    "give_extras",
+    "take_extras",
+]
 
 
 def extra_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
     """The extra tensors of a module's weight by name, e.g. {"scale": module.weight_scale}; perhaps none."""
     return {name: getattr(module, f"weight_{name}") for name in getattr(module, "extra_names", ())}
+
+
+def freezes(tensor: Tensor) -> bool:
+    """Whether it is a weight whose rule trains the extra tensors alone."""
+    rule = rule_of(tensor.matmuls.output) if isinstance(tensor, ComputeWeight) else None
+    return rule is not None and rule.freezes
 
 
 def extras_unsupported_reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from ao_core.compute.extras import extra_tensors
 from ao_core.compute.matmuls import rule_name
 from ao_core.compute.weight import ComputeWeight
-from ao_core.outcome import warn_caller
 
 __all__ = ["TrainingWarning", "watch_training"]
 
@@ -77,7 +77,7 @@ class _Watch:
     def _say(self, what: str, text: str) -> None:
         if what not in self.model.said:
             self.model.said.add(what)
-            warn_caller(f"{self.fqn}: {text}", TrainingWarning)
+            warnings.warn(f"{self.fqn}: {text}", TrainingWarning, stacklevel=2)
 
     def _check_extras(self, module: nn.Module) -> None:
         extras = extra_tensors(module)
