@@ -22,7 +22,7 @@ from minilm_demo.results import environment
 
 __all__ = ["Subject", "bits_per_weight", "made_by_ao", "measure"]
 
-#: (a copy of the original, cell) -> the quantized model, the seconds that it took, and of a training its losses
+#: (a copy of the original, cell) -> the quantized model, the seconds that it took, and losses of a training
 Make = Callable[[nn.Module, Cell], tuple[Any, ...]]
 
 

@@ -255,9 +255,8 @@ def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decisio
     """
     first: dict[tuple[object, ...], Decision] = {}
     for entry in decisions:
-        kind: tuple[object, ...] = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
-        kind = (entry.fqn,) if entry.config is None else kind
-        first.setdefault(kind, entry)
+        kind = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
+        first.setdefault((entry.fqn,) if entry.config is None else kind, entry)
     chosen = set(map(id, first.values()))
     return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)
 

@@ -14,8 +14,8 @@ from ao_core.compute.weight import ComputeWeight
 
 __all__ = ["TrainingWarning", "watch_training"]
 
-#: steps of the optimizer after which weights should have moved, and the share of them that must
-_STEPS, _SHARE = 8, 0.5
+#: steps of the optimizer after which weights should have moved, and a share of them that is as good as none
+_STEPS, _FEW = 8, 0.01
 #: elements of a weight that are looked at
 _ELEMENTS = 4096
 
@@ -98,11 +98,15 @@ class _Watch:
         if weight.dtype.itemsize > 2 or self.first is None or weight.grad is None:
             return
         now, learns = _sample(weight.memory), _sample(weight.grad) != 0
-        stays = (now == self.first) & learns
-        if int(stays.sum()) <= (1 - _SHARE) * int(learns.sum()):
+        if not learns.any():
             return
+        # rounding to nearest moves none of the larger ones, and rounding stochastically some
+        size = float(now[learns].float().abs().median())
+        large = learns & (now.abs() >= size)
+        if int((now != self.first)[large].sum()) > _FEW * int(large.sum()):
+            return
+        stays = (now == self.first) & learns
         moved = (now.float() - self.first.float()).abs()[(now != self.first) & learns]
-        size = float(now[stays].float().abs().median())
         step = f"of about {float(moved.median()) / _STEPS:.1g} " if moved.numel() else ""
         share = int(stays.sum()) / int(learns.sum())
         half = size * torch.finfo(weight.dtype).eps / 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core import ComputeWeight, QTensor, Skip, Solved, Target
-from ao_core.ext import ConfigError, QuantizationError
+from ao_core.ext import ConfigError, QuantizationError, is_conv
 from ao_core.ext.calibration import Block, BlockWeight, Statistics, matrices, unmatrices
 from ao_core.ext.compute import deployed, format_of, rounded, rule_of
 from ao_quant.algorithms.autoround import block_error
@@ -67,7 +67,9 @@ def _start(values: Tensor, config: BlockQATConfig, target: Target) -> _Trained |
     """A weight (E, out, in) before its first step."""
     shape = getattr(target.module, target.name).shape
     dense = unmatrices(values, shape, target).clone()
-    matmuls = matmuls_of(dense, QATConfig(config.base, scales=config.scales), target)
+    # a filter of a convolution is no matrix with one scale per block
+    scales = "chosen" if is_conv(dense, target) else config.scales
+    matmuls = matmuls_of(dense, QATConfig(config.base, scales=scales), target)
     if isinstance(matmuls, Skip):
         return matmuls
     rule, extras = rule_of(matmuls.output), dict[str, Tensor]()

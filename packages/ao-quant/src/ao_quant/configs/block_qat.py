@@ -26,7 +26,7 @@ class BlockQATConfig(BaseConfig):
     `ao_quant.qat.train_scales_` is the second phase.
 
     Attributes:
-        scales: as in `QATConfig`.
+        scales: as in `QATConfig`; those of convolutions are always "chosen".
         epochs: how often all data is used.
         lr: the first step size of weights.
         scales_lr: the same of what is learned beside them.
