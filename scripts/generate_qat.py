@@ -45,7 +45,7 @@ def costs(rows: list[dict[str, Any]], before: float | None) -> str:
         for method, own in cells.items():
             if not own:
                 continue
-            bits = mean(r.get("bits_per_byte", r.get("bits_per_token")) for r in own)
+            bits = mean(float(r.get("bits_per_byte") or r["bits_per_token"]) for r in own)
             above = "–" if before is None else f"{100 * (bits / before - 1):+.2f} %"
             taken = [
                 f"{100 * (1 - kls[TRAINED] / kls[other]):.0f} % of {text}"

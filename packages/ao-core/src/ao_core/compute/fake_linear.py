@@ -71,7 +71,9 @@ def fake_linear(
     values = rounded(weight, dict(zip(names, extras, strict=True)))
     if isinstance(values, QTensor):
         input, bias = autocasted(input, bias)
-        backward = Matmuls() if is_delayed(inner) else inner.matmuls
+        backward = Matmuls()
+        if isinstance(inner, ComputeWeight) and not is_delayed(inner):
+            backward = inner.matmuls
         return _Matmul.apply(input, values, bias, backward)  # type: ignore[no-untyped-call]
     input, values, bias = autocasted(input, values, bias)
     if spec.act is not None and not is_delayed(inner):

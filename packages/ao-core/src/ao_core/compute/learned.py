@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ao_core.compute.fake_quantize import FakeQuantize, encoded, register_fake_quantize
 from ao_core.errors import QuantizationError
-from ao_core.numerics import block_sum, expand, scale_to_float, store_qparams, zero_to_float
+from ao_core.numerics import block_sum, scale_to_float, split_blocks, store_qparams, zero_to_float
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
@@ -110,24 +110,28 @@ class _Learned(torch.autograd.Function):
         spec, points = ctx.spec, ctx.points
         numbers = registry.dtypes.get(spec.dtype)
         by, zero = _stored(scale, offset, spec, points)
-        steps = expand(scale_to_float(by), values.shape, spec.block)
-        point: Any = 0.0
+        steps = scale_to_float(by)
+        # in views of blocks, so that no scale is repeated
+        ratio, each = split_blocks(values.float(), spec.block, steps)
+        ratio, point = ratio / each, None
         if zero is not None:
-            point = expand(zero_to_float(zero, numbers), values.shape, spec.block)
-            point = point / steps if spec.zero_point == "offset" else point
-        ratio = values.float() / steps
-        inside = (ratio + point >= numbers.min - points.reach) & (
-            ratio + point <= numbers.max + points.reach
-        )
+            number = zero_to_float(zero, numbers)
+            number = number / steps if spec.zero_point == "offset" else number
+            point = split_blocks(values, spec.block, number)[1]
+        place = ratio if point is None else ratio + point
+        inside = (place >= numbers.min - points.reach) & (place <= numbers.max + points.reach)
         # k less the zero point, and less r inside
-        slope = dense(rounded).float() / steps - torch.where(inside, ratio, 0)
-        of_offset = None
+        codes = dense(rounded).float().reshape(ratio.shape) / each
+        slope, by_block = codes - ratio * inside, grad.reshape(ratio.shape)
+        through, of_offset = by_block * inside, None
         if offset is not None:
-            slope = slope + torch.where(inside, 0, point)
-            outside = torch.where(inside, 0, grad.float())
+            assert point is not None
+            slope = slope + point * ~inside
+            outside = (by_block - through).reshape(values.shape).float()
             of_offset = block_sum(outside, spec.block).to(offset.dtype)
-        of_scale = block_sum(grad.float() * slope, spec.block).to(scale.dtype)
-        return torch.where(inside, grad, 0), of_scale, of_offset, None, None
+        weighed = (slope * by_block.float()).reshape(values.shape)
+        of_scale = block_sum(weighed, spec.block).to(scale.dtype)
+        return through.reshape(values.shape), of_scale, of_offset, None, None
 
 
 def _stored(

@@ -44,7 +44,7 @@ def watch_training(model: nn.Module, module: nn.Module, name: str, fqn: str) -> 
     if isinstance(weight, ComputeWeight) and rule_name(weight.matmuls.output) and weight.is_leaf:
         watch = _Watch(_models.setdefault(model, _Model()), module, fqn)
         if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(watch)
+            weight.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
 
 class _Watch:

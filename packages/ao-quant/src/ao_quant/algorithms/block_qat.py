@@ -80,7 +80,7 @@ def _start(values: Tensor, config: BlockQATConfig, target: Target) -> _Trained |
             extras = rule.initial(dense, format_of(matmuls.output))
         except QuantizationError as error:
             return Skip(str(error))
-    weight = ComputeWeight(dense, *matmuls).requires_grad_()
+    weight = ComputeWeight(dense, *matmuls, requires_grad=True)
     return _Trained(weight, {name: e.detach().requires_grad_() for name, e in extras.items()})
 
 
@@ -154,7 +154,7 @@ def _trained(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(order))
     for number in order:
         with torch.enable_grad():
-            error(number).backward()  # type: ignore[no-untyped-call]
+            error(number).backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -190,4 +190,5 @@ def _mapped(u: Tensor, q: Any, rho: float, mapping: str) -> Tensor:
     part = (0.5 + (ratio - low - 0.5) / rho).clamp(0, 1)
     # beyond the ends p is u while it is free, and the end when it is not
     beyond = u.to(wide) - (ratio - zero) * scale
-    return ((low + part - zero) * scale + rho * beyond).to(u.dtype)
+    mapped: Tensor = (low + part - zero) * scale + rho * beyond
+    return mapped.to(u.dtype)
