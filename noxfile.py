@@ -136,6 +136,14 @@ def curves(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def qat(session: nox.Session) -> None:
+    """What quantization-aware training recovers, into docs/qat.md: what is not there yet."""
+    env = dev(session, "bench")
+    env.python("examples/qat.py", "--measured", *session.posargs, env=ONE_THREAD)
+    env.python("scripts/generate_qat.py")
+
+
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Every test of every package, of the examples and of the tooling."""
     env = dev(session, "tests")

@@ -22,8 +22,8 @@ from minilm_demo.results import environment
 
 __all__ = ["Subject", "bits_per_weight", "made_by_ao", "measure"]
 
-#: (a copy of the original, cell) -> the quantized model, and the seconds that it took
-Make = Callable[[nn.Module, Cell], tuple[nn.Module, float]]
+#: (a copy of the original, cell) -> the quantized model, the seconds that it took, and losses of a training
+Make = Callable[[nn.Module, Cell], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def made_by_ao(subject: Subject, original: nn.Module, cell: Cell) -> tuple[nn.Mo
 
 def measure(
     path: Path, about: Mapping[str, Any], cells: Sequence[Cell], subject: Subject, make: Make
-) -> None:
-    """Add the cells that are missing to a JSON file.
+) -> list[dict[str, Any]]:
+    """Add the cells that are missing to a JSON file; all of its rows.
 
     Args:
         path: of the file. The rows that are there stay.
@@ -71,14 +71,18 @@ def measure(
         if cell.seed != seed:
             seed, original = cell.seed, subject.original(cell.seed)
         # not one that shares parameters, which rotations change
-        made, seconds = make(copy.deepcopy(original), cell)
+        made, seconds, *losses = make(copy.deepcopy(original), cell)
         row = {**cell._asdict(), "cpu_seconds": round(seconds, 1)}
         if bits := bits_per_weight(made):
             row["bits_per_weight"] = round(bits, 4)
         quality = subject.quality(cell.seed, made)
         row |= {name: float(f"{value:.6g}") for name, value in quality.items()}
+        if losses:
+            row["losses"] = losses[0]
         found["rows"].append(row)
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
 
 
 def bits_per_weight(model: nn.Module) -> float:

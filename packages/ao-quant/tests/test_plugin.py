@@ -9,12 +9,12 @@ import pytest
 
 from ao_core.ext import registry
 from ao_quant import plugin
-from ao_quant.configs import CALIBRATED, CONFIGS, QATConfig
+from ao_quant.configs import CALIBRATED, CONFIGS, LoRAQATConfig, QATConfig
 
 #: formats of linear layers alone
 WITHOUT_RECIPE = {"trellis_weight_only"}
 #: what is done with a configuration of weights, not a format
-TRAINING = {"qat": QATConfig}
+TRAINING = {"qat": QATConfig, "lora_qat": LoRAQATConfig}
 
 
 def test_records_come_from_this_distribution():

@@ -250,7 +250,8 @@ def _explain_compute(
     left = ", ".join(matmul for matmul in shapes if matmul not in used)
     note = f"in high precision: {left}" if left else ""
     if rule := rule_name(w.matmuls.output):
-        note = f"all three matmuls in high precision, of values that the rule {rule!r} rounds"
+        rounded = f"output: the matmul of the weight as the rule {rule!r} rounds it"
+        note = "; ".join(filter(None, (rounded, note and f"{note}, of rounded operands")))
     shape = (*experts, n, k)
     return WeightExplanation(fqn, None, shape, w.dtype, device, tuple(calls), note, tied)
 

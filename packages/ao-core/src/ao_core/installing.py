@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import fit_extras
 from ao_core.compute.plain_state import keep_state_plain
+from ao_core.compute.watching import watch_training
 from ao_core.targets import Decision
 from ao_core.tensor.described import describe, undescribe
 from ao_core.tensor.identity import become
@@ -55,6 +56,8 @@ def install(
             # the model's own, which may be the old object with what is new in it
             if isinstance(getattr(owner.module, owner.name), ComputeWeight):
                 keep_state_plain(owner.module)
+                if owner is entry.owners[0]:
+                    watch_training(model, owner.module, owner.name, entry.fqn)
             describe(owner.module)
     if undo is not None:
         undo += [*fresh, *done]

@@ -23,7 +23,7 @@ from ao_core.calibration.needing import (
 from ao_core.calibration.ranks import telling
 from ao_core.calibration.stepping import attached, stepped_weight
 from ao_core.compute import ComputeWeight
-from ao_core.compute.extras import extras_unsupported_reason
+from ao_core.compute.extras import extras_unsupported_reason, freezes
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
 from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
@@ -48,14 +48,7 @@ from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = [
-    "Converted",
-    "apply_decisions",
-    "convert",
-    "quantize_",
-    "sample_sqnr",
-    "transformed",
-]
+__all__ = ["Converted", "apply_decisions", "convert", "quantize_", "sample_sqnr", "transformed"]
 
 #: the parameter that replaces one, or None where it stays, and its record
 Converted = tuple[nn.Parameter | None, ParameterRecord]
@@ -252,11 +245,12 @@ def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decisio
 
     What is wrong with a transform, or what it was given, shows when it converts the first of a kind. These
     are all made before any is put in place, the others one by one, so that a model needs no room for two.
+    What stays comes before, since extra tensors of a weight go when it is replaced.
     """
     first: dict[tuple[object, ...], Decision] = {}
     for entry in decisions:
         kind = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
-        first.setdefault(kind, entry)
+        first.setdefault((entry.fqn,) if entry.config is None else kind, entry)
     chosen = set(map(id, first.values()))
     return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)
 
@@ -297,7 +291,7 @@ def convert(
             return None, _record(entry, before, "skipped", refusal, start)
     quality = sample_sqnr(dense, new)
     sparsity = new.sparsity if isinstance(new, QTensor) else None
-    trains = before.requires_grad
+    trains = before.requires_grad and not freezes(new)
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their matmuls
         new = new if is_conv(dense, _role(entry)) else repack(new)

@@ -46,11 +46,11 @@ class LearnedScales(Config):
     act: bool = False
     block: int = -1
     dtype: str = "int4"
-    zero_point: str = "none"
+    scale_dtype: str = "float32"
 
 
 def _apply(weight: Tensor, config: LearnedScales, target: Target) -> Tensor:
-    spec = Spec(config.dtype, (1, config.block), zero_point=config.zero_point)
+    spec = Spec(config.dtype, (1, config.block), scale_dtype=config.scale_dtype)
     act = Spec("int8", ROW) if config.act else None
     return ComputeWeight(weight, *fake_quantized(spec, config.rule, act))
 
@@ -202,11 +202,11 @@ class Own(nn.Linear):
         (nn.MultiheadAttention(8, 2), LearnedScales(), "that of MultiheadAttention does not"),
         (
             nn.Linear(7, 5),
-            LearnedScales(dtype="uint4", zero_point="int"),
+            LearnedScales(dtype="nf4", scale_dtype="e4m3"),
             "it learns one plain scale per block",
         ),
     ],
-    ids=["own forward", "attention", "zero points"],
+    ids=["own forward", "attention", "quantized scales"],
 )
 def test_what_cannot_is_skipped_with_a_reason(
     module: nn.Module, config: LearnedScales, reason: str
@@ -263,7 +263,8 @@ def test_what_is_printed_and_explained() -> None:
     assert repr(layer).startswith("FakeQuantizedLinear(in_features=7")
     (weight,) = explain(layer)
     assert weight.note == (
-        "all three matmuls in high precision, of values that the rule 'learned_scale' rounds"
+        "output: the matmul of the weight as the rule 'learned_scale' rounds it; "
+        "in high precision: grad_input, grad_weight, of rounded operands"
     )
     assert not weight.calls
 

@@ -18,7 +18,7 @@ from ao_core.ext import (
 )
 from ao_quant import configs as c
 from ao_quant.configs import CALIBRATED, CONFIGS
-from ao_quant.configs.qat import QATConfig
+from ao_quant.configs.qat import LoRAQATConfig, QATConfig
 from ao_quant.gguf.encode import encode
 from ao_quant.qat.transform import apply_qat, qat_head
 
@@ -90,4 +90,5 @@ TRANSFORMS: tuple[Transform, ...] = (
         for name, cls in CALIBRATED.items()
     ),
     Transform(QATConfig, "qat", QATConfig.version, apply_qat, for_head=qat_head),
+    Transform(LoRAQATConfig, "lora_qat", LoRAQATConfig.version, apply_qat, for_head=qat_head),
 )

@@ -9,6 +9,7 @@ from ao_quant.configs import (
     AutoRoundConfig,
     AWQConfig,
     BiasCorrectionConfig,
+    BlockQATConfig,
     ClipConfig,
     EqualizeConfig,
     GPTQConfig,
@@ -47,6 +48,11 @@ class TestImatrix(AlgorithmSuite):
 class TestClip(AlgorithmSuite):
     record, config = RECORDS[ClipConfig], ClipConfig(UIntxWeightOnlyConfig(3, 32))
     error_range = (0.2, 1.0)
+
+
+class TestBlockQAT(AlgorithmSuite):
+    record = RECORDS[BlockQATConfig]
+    config = BlockQATConfig(UIntxWeightOnlyConfig(3, 32), lr=1e-3)
 
 
 class TestAutoRound(AlgorithmSuite):

@@ -16,12 +16,25 @@ from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import QuantizationError
 from ao_core.tensor.sharding import local_shard
 
-__all__ = ["extra_tensors", "extras_unsupported_reason", "fit_extras"]
+__all__ = [
+    "extra_tensors",
+    "extras_unsupported_reason",
+    "fit_extras",
+    "freezes",
+    "give_extras",
+    "take_extras",
+]
 
 
 def extra_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
     """The extra tensors of a module's weight by name, e.g. {"scale": module.weight_scale}; perhaps none."""
     return {name: getattr(module, f"weight_{name}") for name in getattr(module, "extra_names", ())}
+
+
+def freezes(tensor: Tensor) -> bool:
+    """Whether it is a weight whose rule trains the extra tensors alone."""
+    rule = rule_of(tensor.matmuls.output) if isinstance(tensor, ComputeWeight) else None
+    return rule is not None and rule.freezes
 
 
 def extras_unsupported_reason(
@@ -63,16 +76,16 @@ def fit_extras(owners: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
 
     def undo() -> None:
         for module, kind, extras in before:
-            _take_away(module)
+            take_extras(module)
             if extras:
-                _give(module, extras)
+                give_extras(module, extras)
             module.__class__ = kind
 
     if modules:
         weight: Any = local_shard(modules[0].weight)
         rule = rule_of(weight.matmuls.output) if isinstance(weight, ComputeWeight) else None
         wanted = rule is not None and rule.initial is not None
-        learns = bool(modules[0].weight.requires_grad)
+        learns = bool(modules[0].weight.requires_grad) or (rule is not None and rule.freezes)
         extras = (
             {
                 name: nn.Parameter(value, requires_grad=learns)
@@ -82,9 +95,9 @@ def fit_extras(owners: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
             else {}
         )
         for module in modules:
-            _take_away(module)
+            take_extras(module)
             if wanted:
-                _give(module, extras)
+                give_extras(module, extras)
     return undo
 
 
@@ -103,7 +116,8 @@ def _initial(weight: ComputeWeight) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in made.items()}
 
 
-def _give(module: nn.Module, extras: dict[str, nn.Parameter]) -> None:
+def give_extras(module: nn.Module, extras: dict[str, nn.Parameter]) -> None:
+    """Make an `nn.Linear` one whose forward reads these tensors, parameters "weight_" and their names."""
     # its module imports torch's compiler, which who never learns a scale should not wait for
     from ao_core.compute.fake_linear import FakeQuantizedLinear
 
@@ -113,7 +127,8 @@ def _give(module: nn.Module, extras: dict[str, nn.Parameter]) -> None:
         module.register_parameter(f"weight_{name}", parameter)
 
 
-def _take_away(module: nn.Module) -> None:
+def take_extras(module: nn.Module) -> None:
+    """The inverse: an `nn.Linear` without extra tensors."""
     for name in extra_tensors(module):
         delattr(module, f"weight_{name}")
     if hasattr(module, "extra_names"):

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from ao_core.compute.emulated import cast_values
 from ao_core.compute.fake_quantize import rule_of
+from ao_core.compute.learned import dense
+from ao_core.compute.linear import cast_matmul
+from ao_core.compute.matmuls import Matmuls
 from ao_core.compute.reading import is_delayed, rounded, without_transforms
+from ao_core.compute.rescaled import rescaled_with_gradient
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.spec import Spec
@@ -46,8 +50,15 @@ def fake_linear(
     names: tuple[str, ...] = (),
     *extras: Tensor,
 ) -> Any:
-    """`F.linear` with the weight as its rule rounds it; the rule reads extra tensors by name."""
+    """`F.linear` with the weight as its rule rounds it; the rule reads extra tensors by name.
+
+    A weight that is quantized already has the one extra tensor "scale", which takes the place of its scales.
+    """
     inner = without_transforms(weight)
+    if isinstance(inner, QTensor) and names == ("scale",):
+        input, bias = autocasted(input, bias)
+        values = rescaled_with_gradient(inner, *extras)
+        return _Matmul.apply(input, values, bias, Matmuls())  # type: ignore[no-untyped-call]
     spec = inner.matmuls.output if isinstance(inner, ComputeWeight) else None
     rule = rule_of(spec)
     if rule is None or spec is None:
@@ -60,7 +71,10 @@ def fake_linear(
     values = rounded(weight, dict(zip(names, extras, strict=True)))
     if isinstance(values, QTensor):
         input, bias = autocasted(input, bias)
-        return _Matmul.apply(input, values, bias)  # type: ignore[no-untyped-call]
+        backward = Matmuls()
+        if isinstance(inner, ComputeWeight) and not is_delayed(inner):
+            backward = inner.matmuls
+        return _Matmul.apply(input, values, bias, backward)  # type: ignore[no-untyped-call]
     input, values, bias = autocasted(input, values, bias)
     if spec.act is not None and not is_delayed(inner):
         input = _CastActivations.apply(input, spec.act)  # type: ignore[no-untyped-call]
@@ -71,32 +85,40 @@ class _Matmul(torch.autograd.Function):
     """The matmul of a stored weight, whose own values get a gradient.
 
     Kept for the backward pass are the input as it came, and the codes. Both gradients are the matmuls with
-    the rounded values of the other operand.
+    the rounded values of the other operand, in high precision or cast as `matmuls` says.
     """
 
     @staticmethod
-    def forward(input: Tensor, weight: QTensor, bias: Tensor | None) -> Tensor:
+    def forward(input: Tensor, weight: QTensor, bias: Tensor | None, matmuls: Matmuls) -> Tensor:
         return F.linear(input, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        input, weight, _ = inputs
+        input, weight, _, ctx.matmuls = inputs
         ctx.save_for_backward(input, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         grad_MN = grad.reshape(-1, grad.shape[-1])
-        of_input, of_weight, of_bias = ctx.needs_input_grad
+        of_input, of_weight, of_bias, _ = ctx.needs_input_grad
         grad_input = grad_weight = grad_bias = None
         if of_input:
-            grad_input = (grad_MN @ weight).reshape(input.shape)
+            spec = ctx.matmuls.grad_input
+            grad_MK = grad_MN @ weight if spec is None else _cast(grad_MN, dense(weight).t(), spec)
+            grad_input = grad_MK.reshape(input.shape)
         if of_weight:
-            rounded = rounded_activations(input, weight)
-            grad_weight = grad_MN.t() @ rounded.reshape(-1, input.shape[-1])
+            spec = ctx.matmuls.grad_weight
+            rows = rounded_activations(input, weight).reshape(-1, input.shape[-1])
+            grad_weight = grad_MN.t() @ rows if spec is None else _cast(grad_MN.t(), rows.t(), spec)
         if of_bias:
             grad_bias = grad_MN.sum(0)
-        return grad_input, grad_weight, grad_bias
+        return grad_input, grad_weight, grad_bias, None
+
+
+def _cast(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """``a @ b.T`` with both cast as `spec` says."""
+    return cast_matmul("mm", spec, a.contiguous(), b.contiguous())
 
 
 class _CastActivations(torch.autograd.Function):

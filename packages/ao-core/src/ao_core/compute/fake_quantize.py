@@ -16,16 +16,13 @@ import torch
 from torch import Tensor
 
 from ao_core.compute.matmuls import FAKE_QUANTIZE, RULE_OPTIONS, Matmuls, rule_name
-from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
-from ao_core.numerics import block_sum, choose_qparams, expand
-from ao_core.registry import registry
+from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.spec import Primitive, Spec
 from ao_core.tensor.create import quantize_values
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack
 
 __all__ = [
-    "LEARNED_SCALE",
     "STRAIGHT_THROUGH",
     "FakeQuantize",
     "encoded",
@@ -54,6 +51,8 @@ class FakeQuantize:
     #: in values and extra tensors; dense, or a `QTensor` such as `encoded` makes. The spec has the format of
     #: activations, too. It is traced by torch.compile, so it makes no decision by values.
     apply: Callable[[Tensor, Spec, Mapping[str, Tensor]], Tensor]
+    #: whether the weight itself is not trained, but the extra tensors alone
+    freezes: bool = False
 
 
 _rules: dict[str, FakeQuantize] = {}
@@ -96,7 +95,8 @@ def fake_quantized(
         act: format of activations (M, K); None: as they are.
         options: how the weight will be stored: `scale_method`, `act_scale` and `act_zero_point` as
             `quantize_tensor` takes them; `filters`: True for those of a convolution, which kernels take as
-            they are stored; `in_out`: True for a weight (K, N), whose transpose has the format.
+            they are stored; `in_out`: True for a weight (K, N), whose transpose has the format; `rank` and
+            `alpha`: of adapters.
 
     Raises:
         ConfigError: there is no such option.
@@ -123,7 +123,11 @@ def without_rule(spec: Spec) -> Spec:
 
 
 def encoded(
-    values: Tensor, spec: Spec, encode: Encoder | None = None, scale: Tensor | None = None
+    values: Tensor,
+    spec: Spec,
+    encode: Encoder | None = None,
+    scale: Tensor | None = None,
+    zero_point: Tensor | None = None,
 ) -> QTensor:
     """What a weight will be stored as, in the layout of the best kernel for its matmuls; without a gradient.
 
@@ -132,6 +136,7 @@ def encoded(
         spec: what a rule gets: the format, with `RULE_OPTIONS`.
         encode: finds codes and scales of (values, format) together; None: as `quantize_values` does.
         scale: one per block; None: they are chosen.
+        zero_point: one per block, beside `scale`, for formats that have one.
     """
     options, plain = dict(spec.options), without_rule(spec)
     if encode is not None:
@@ -141,6 +146,7 @@ def encoded(
             values.detach(),
             plain,
             scale=scale,
+            zero_point=zero_point,
             scale_method=str(options.get("scale_method", "absmax")),
             act_scale=options.get("act_scale"),  # type: ignore[arg-type]
             act_zero_point=options.get("act_zero_point"),  # type: ignore[arg-type]
@@ -182,66 +188,4 @@ def _apply_straight_through(values: Tensor, spec: Spec, extras: Mapping[str, Ten
 #: the greatest element of a block, which the clamp of integers cuts in half of all blocks, learns as others.
 STRAIGHT_THROUGH = register_fake_quantize(
     FakeQuantize("straight_through", None, _apply_straight_through)
-)
-
-
-# -- a learned scale -------------------------------------------------------------------------------
-
-#: scales are taken to be at least this, so that a step of the optimizer to 0 or below divides by no zero
-_LEAST = 1e-9
-
-
-class _LearnedScale(torch.autograd.Function):
-    """Scale · round(clamp(value / scale)), with the gradients of LSQ."""
-
-    @staticmethod
-    def forward(values: Tensor, scale: Tensor, spec: Spec) -> QTensor:
-        return encoded(values, spec, scale=scale.clamp_min(_LEAST))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, scale, ctx.spec = inputs
-        ctx.save_for_backward(values, scale, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, scale, rounded = ctx.saved_tensors
-        block, numbers = ctx.spec.block, registry.dtypes.get(ctx.spec.dtype)
-        steps = expand(scale.clamp_min(_LEAST).float(), values.shape, block)
-        ratio = values.float() / steps
-        inside = (ratio >= numbers.min) & (ratio <= numbers.max)
-        # outside, rounded / steps is the least or greatest value of the format
-        slope = _dense(rounded).float() / steps - torch.where(inside, ratio, 0)
-        of_scale = block_sum(grad.float() * slope, block).to(scale.dtype)
-        return torch.where(inside, grad, 0), of_scale, None
-
-
-def _dense(rounded: Tensor) -> Tensor:
-    """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
-    return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
-
-
-def _initial_scale(values: Tensor, spec: Spec) -> dict[str, Tensor]:
-    numbers = registry.dtypes.get(spec.dtype)
-    floats = ("float32", "bfloat16", "float16")
-    if spec.zero_point != "none" or spec.scale_dtype not in floats or numbers.kind == "codebook":
-        raise QuantizationError(
-            f"the rule 'learned_scale' cannot serve {spec}: it learns one plain scale per block; use "
-            f"zero_point='none', a scale_dtype among {', '.join(floats)}, and a format that has a scale"
-        )
-    scale, _ = choose_qparams(values, numbers, spec.block, "none", spec.chosen_scale_dtype)
-    return {"scale": scale.to(values.dtype)}
-
-
-def _apply_learned_scale(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
-    rounded: Tensor = _LearnedScale.apply(values, extras["scale"], spec)  # type: ignore[no-untyped-call]
-    return rounded
-
-
-#: One learned scale per block (LSQ, Esser et al. 2020, arXiv:1902.08153, equations 1 to 5, without the factor
-#: 1/sqrt(N·Q) on the gradient of the scale). The extra tensor "scale" has one element per block and starts as
-#: the scale that `quantize_tensor` chooses. The values are those of ``quantize_tensor(weight, spec,
-#: scale=scale)``. A weight beyond the greatest value of its block gets no gradient.
-LEARNED_SCALE = register_fake_quantize(
-    FakeQuantize("learned_scale", _initial_scale, _apply_learned_scale)
 )

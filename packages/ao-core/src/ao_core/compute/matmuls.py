@@ -13,7 +13,16 @@ FAKE_QUANTIZE = "fake_quantize"
 #: option beside it: the rule waits, and all matmuls are in high precision until it is taken away
 DELAYED = "delayed"
 #: further options beside it, which say how the weight will be stored, see `encoded`
-RULE_OPTIONS = ("scale_method", "act_scale", "act_zero_point", "filters", "in_out", DELAYED)
+RULE_OPTIONS = (
+    "scale_method",
+    "act_scale",
+    "act_zero_point",
+    "filters",
+    "in_out",
+    "rank",
+    "alpha",
+    DELAYED,
+)
 
 
 class Matmuls(NamedTuple):

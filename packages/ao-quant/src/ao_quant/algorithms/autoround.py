@@ -18,7 +18,7 @@ from ao_quant.algorithms.rounding import Problem, learned, problem_of
 from ao_quant.algorithms.solving import few, importance_start, refuses_gptq, sweep
 from ao_quant.configs import AutoRoundConfig, GPTQConfig
 
-__all__ = ["refuses_autoround", "solve_autoround", "solve_autoround_block"]
+__all__ = ["block_error", "refuses_autoround", "solve_autoround", "solve_autoround_block"]
 
 
 class _Start(NamedTuple):
@@ -100,7 +100,7 @@ def solve_autoround_block(
         sums: list[Tensor] = []
         for number in order[step]:
             with torch.enable_grad():
-                error = _error(block, number, leaves, config.bfloat16)
+                error = block_error(block, number, leaves, config.bfloat16)
                 found = torch.autograd.grad(error, list(leaves.values()), materialize_grads=True)
             sums = [a.add_(b) for a, b in zip(sums, found, strict=True)] if sums else list(found)
         sums = block.summed(sums)
@@ -108,7 +108,7 @@ def solve_autoround_block(
 
     def loss(values: Sequence[Tensor]) -> float:
         at = named(values)
-        errors = sum(float(_error(block, number, at)) for number in range(block.batches))
+        errors = sum(float(block_error(block, number, at)) for number in range(block.batches))
         total = torch.tensor([errors, block.batches], dtype=torch.float64)
         error, count = block.summed([total])[0].tolist()
         return float(error / count)
@@ -124,7 +124,7 @@ def solve_autoround_block(
     return answers
 
 
-def _error(
+def block_error(
     block: Block, number: int, weights: Mapping[str, Tensor], bfloat16: bool = False
 ) -> Tensor:
     """The mean squared error of what a block returns for a batch."""

@@ -14,6 +14,7 @@ from ao_quant.algorithms.autoround import (
     solve_autoround_block,
 )
 from ao_quant.algorithms.bias import needs_bias, refuses_bias, solve_bias
+from ao_quant.algorithms.block_qat import solve_block_qat, solve_layer_qat
 from ao_quant.algorithms.low_rank_part import after_low_rank, take_out
 from ao_quant.algorithms.rotating import misplaced_reason, rotate
 from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
@@ -29,6 +30,7 @@ from ao_quant.configs import (
     AutoRoundConfig,
     AWQConfig,
     BiasCorrectionConfig,
+    BlockQATConfig,
     ClipConfig,
     EqualizeConfig,
     GPTQConfig,
@@ -78,6 +80,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         solve_autoround,
         refuses_autoround,
         solve_block=solve_autoround_block,
+    ),
+    _record(
+        "block_qat",
+        BlockQATConfig,
+        (HESSIAN,),
+        solve_layer_qat,
+        refuses,
+        solve_block=solve_block_qat,
     ),
     _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
     Algorithm(

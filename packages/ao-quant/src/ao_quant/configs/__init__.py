@@ -9,6 +9,7 @@ from ao_core import Config
 from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig, QronosConfig
 from ao_quant.configs.autoround import AutoRoundConfig
 from ao_quant.configs.base import GROUP_SIZES
+from ao_quant.configs.block_qat import BlockQATConfig
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.corrections import BiasCorrectionConfig
 from ao_quant.configs.floats import (
@@ -38,7 +39,7 @@ from ao_quant.configs.mx import (
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
 )
-from ao_quant.configs.qat import QATConfig
+from ao_quant.configs.qat import LoRAQATConfig, QATConfig
 from ao_quant.configs.rotations import RotateConfig
 from ao_quant.configs.scaling import (
     AWQConfig,
@@ -67,6 +68,7 @@ __all__ = [
     "BaseConfig",
     "BiasCorrectionConfig",
     "BitNetWeightOnlyConfig",
+    "BlockQATConfig",
     "ClipConfig",
     "CodebookWeightOnlyConfig",
     "EqualizeConfig",
@@ -88,6 +90,7 @@ __all__ = [
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
+    "LoRAQATConfig",
     "LowRankConfig",
     "MXDynamicActivationMXWeightConfig",
     "MXWeightOnlyConfig",

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
+from typing import Any
 
-from ao_core import ComputeWeight, QTensor, Skip, Target
+from torch import Tensor, nn
+
+from ao_core import WHOLE, ComputeWeight, QTensor, Skip, Spec, Target
 from ao_core.ext import ConfigError, WeightConfig, is_conv, is_transposed, registry
 from ao_core.ext.compute import Matmuls, deployed, extra_tensors, fake_quantized, is_delayed
 from ao_core.ext.kernels import local_shard
 from ao_quant.configs.gguf import GGUFWeightOnlyConfig
-from ao_quant.configs.qat import QATConfig
-from ao_quant.qat.rules import gguf_rule
+from ao_quant.configs.qat import LoRAQATConfig, QATConfig
+from ao_quant.qat.rules import CLIPPED, LORA, STRETCHED, gguf_rule
 
-__all__ = ["apply_qat", "qat_head"]
+__all__ = ["apply_qat", "matmuls_of", "qat_head"]
+
+#: a matmul of gradients with something else, in float8
+_FLOAT8 = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e5m2", (1, WHOLE)))
+#: `QATConfig.scales` -> the name of a fake-quantize rule
+_RULES = {
+    "chosen": "straight_through",
+    "learned": "learned_scale",
+    "stretched": STRETCHED.name,
+    "clipped": CLIPPED.name,
+}
 
 
-def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip:
+def apply_qat(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target) -> Tensor | Skip:
     """`Transform.apply`: the weight in training, or what it has become.
 
     Raises:
         ConfigError: the weight cannot be converted: by another base than it was prepared for, while training
             still waits for its delay, or with a learned scale that is not positive.
     """
-    matmuls = _matmuls(dense, config, target)
+    matmuls = matmuls_of(dense, config, target)
     if isinstance(matmuls, Skip):
         return matmuls
     if config.step == "prepare":
@@ -30,13 +43,13 @@ def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip
     return _converted(matmuls, config, target)
 
 
-def qat_head(config: QATConfig) -> QATConfig | None:
+def qat_head(config: QATConfig | LoRAQATConfig) -> QATConfig | LoRAQATConfig | None:
     """The same for what a head gets in place of the base."""
     wider = registry.transform_for(type(config.base)).for_head(config.base)
-    return None if wider is None else QATConfig(wider, config.step, config.scales)
+    return None if wider is None else replace(config, base=wider)
 
 
-def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip:
+def matmuls_of(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target) -> Matmuls | Skip:
     """How a weight in training is rounded: as the base stores this one."""
     base: WeightConfig = config.weights
     new = registry.transform_for(type(base)).apply(dense, base, target)
@@ -49,25 +62,34 @@ def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip
             "training have not"
         )
     fmt = base.weight_format(dense.dtype)
-    options = {
+    options: dict[str, Any] = {
         "scale_method": fmt.scale_method if fmt.scale_method != "absmax" else None,
         "act_scale": fmt.act_scale,
         "act_zero_point": fmt.act_zero_point,
         "filters": is_conv(dense, target) or None,
         "in_out": is_transposed(target) or None,
     }
-    rule = "learned_scale" if config.scales == "learned" else "straight_through"
+    if isinstance(config, LoRAQATConfig):
+        rule = LORA[config.mode].name
+        options |= {"rank": config.rank, "alpha": float(config.alpha)}
+    else:
+        rule = _RULES[config.scales]
     if isinstance(base, GGUFWeightOnlyConfig):
-        if config.scales == "learned":
-            return Skip(
-                "the scales of a GGUF type are found by its own search; use scales='chosen'"
-            )
+        if rule != _RULES["chosen"]:
+            return Skip("scales of a GGUF type are found by its own search; use scales='chosen'")
         rule = gguf_rule(base.type)
     given = {name: value for name, value in options.items() if value is not None}
-    return fake_quantized(new.spec, rule, new.spec.act, **given)
+    matmuls = fake_quantized(new.spec, rule, new.spec.act, **given)
+    if isinstance(config, QATConfig) and config.backward == "float8":
+        if not isinstance(target.module, nn.Linear):
+            return Skip(f"backward='float8' is for nn.Linear, not {type(target.module).__name__}")
+        matmuls = matmuls._replace(grad_input=_FLOAT8, grad_weight=_FLOAT8)
+    return matmuls
 
 
-def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | Skip:
+def _converted(
+    matmuls: Matmuls, config: QATConfig | LoRAQATConfig, target: Target
+) -> Tensor | Skip:
     weight = local_shard(getattr(target.module, target.name))
     if not isinstance(weight, ComputeWeight) or weight.matmuls.output is None:
         return Skip("it was not prepared: call quantize_ with step='prepare' before the training")
@@ -76,17 +98,25 @@ def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | 
             f"{target.fqn}: it was never rounded in training, since a Delay that was set has not ended; call "
             "its step(), or quantize_ with the base itself"
         )
-    if weight.matmuls != matmuls:
+    if weight.matmuls.output != matmuls.output:
         raise ConfigError(
             f"{target.fqn}: base={config.base} is not what it was prepared for ({weight.matmuls.text()}); "
             "convert with the configuration that prepared it"
         )
-    extras = extra_tensors(target.module)
-    scale = extras.get("scale")
-    if scale is not None and not bool((scale.detach() > 0).all() & scale.detach().isfinite().all()):
-        least, greatest = (float(v) for v in scale.detach().float().aminmax())
+    extras = {name: extra.detach() for name, extra in extra_tensors(target.module).items()}
+    for name, extra in extras.items():
+        positive = name not in ("offset", "a", "b")
+        if extra.isfinite().all() and (not positive or (extra > 0).all()):
+            continue
+        least, greatest = (float(v) for v in extra.float().aminmax())
         raise ConfigError(
-            f"{target.fqn}: its learned scales go from {least:g} to {greatest:g}; they must be finite and "
-            "positive: train with a lower learning rate for them"
+            f"{target.fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
+            f"{' and positive' if positive else ''}: train with a lower learning rate for them"
         )
-    return deployed(weight, {name: extra.detach() for name, extra in extras.items()})
+    return deployed(weight, extras)
+
+
+def _named(extra: str) -> str:
+    if extra in ("a", "b"):
+        return f"adapters {extra.upper()}"
+    return "clipping factors" if extra.startswith("clip") else f"{extra}s"

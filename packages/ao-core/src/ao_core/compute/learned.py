@@ -1,0 +1,171 @@
+"""Rounding with scales and offsets that are trained: LSQ, LSQ+, and estimators that differ in their reach.
+
+A value is s · k + β with k = round(clamp((v - β) / s)). The derivative of rounding is taken to be 1, so with
+r = (v - β) / s, where r is inside the range of k:
+
+    ∂/∂v = 1,  ∂/∂s = k - r,  ∂/∂β = 0,   and outside:   ∂/∂v = 0,  ∂/∂s = k,  ∂/∂β = 1.
+
+(LSQ, Esser et al. 2020, arXiv:1902.08153, equations 1 to 5, without the factor 1/sqrt(N·Q) on the gradient of
+the scale; LSQ+, Bhalgat et al. 2020, arXiv:2004.09576, equations 3 to 6.) s and β are taken as they will be
+stored, to whose rounding the same holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.compute.fake_quantize import FakeQuantize, encoded, register_fake_quantize
+from ao_core.errors import QuantizationError
+from ao_core.numerics import block_sum, scale_to_float, split_blocks, store_qparams, zero_to_float
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor.qtensor import QTensor
+
+__all__ = ["LEARNED_SCALE", "LEAST", "Points", "chosen_points", "dense", "learned_by", "points_of"]
+
+#: scales are taken to be at least this, so that a step of the optimizer to 0 or below divides by no zero
+LEAST = 1e-9
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+class Points(NamedTuple):
+    """What is not learned of how a weight is rounded by a learned scale."""
+
+    #: the zero point of all blocks, in the domain of codes; None: that of the offset, or 0
+    zero: float | None = None
+    #: by how much the range in which values get a gradient exceeds the codes', at either end, in codes
+    reach: float = 0.0
+
+
+def chosen_points(values: Tensor, spec: Spec, rule: str) -> tuple[Tensor, Tensor | None]:
+    """The scale, and the offset of formats with zero points, that `quantize_` would choose; float32 grids.
+
+    Args:
+        values: (N, K).
+        spec: what a rule gets.
+        rule: its name, for the error.
+
+    Raises:
+        QuantizationError: the format has other than one plain scale per block.
+    """
+    numbers = registry.dtypes.get(spec.dtype)
+    if spec.scale_dtype not in _FLOATS or numbers.kind == "codebook":
+        raise QuantizationError(
+            f"the rule {rule!r} cannot serve {spec}: it learns one plain scale per block; use a scale_dtype "
+            f"among {', '.join(_FLOATS)}, and a format that has a scale"
+        )
+    return points_of(encoded(values, spec))
+
+
+def points_of(q: QTensor) -> tuple[Tensor, Tensor | None]:
+    """Scale, and offset where there are zero points, of each block of a weight with plain scales; float32."""
+    q = q.canonical()
+    scale = scale_to_float(q.parts["scale"])
+    if q.spec.zero_point == "none":
+        return scale, None
+    point = zero_to_float(q.parts["zero_point"], registry.dtypes.get(q.spec.dtype))
+    return scale, -point if q.spec.zero_point == "offset" else -point * scale
+
+
+def learned_by(
+    values: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    spec: Spec,
+    points: Points = Points(),  # noqa: B008  immutable
+) -> Tensor:
+    """The stored weight by a scale and an offset, to which gradients flow as the module says.
+
+    Args:
+        values: (N, K).
+        scale: s, one per block.
+        offset: β, one per block; None: 0, or that of `points`.
+        spec: what a rule gets.
+        points: what is not learned.
+    """
+    made: Tensor = _Learned.apply(values, scale, offset, spec, points)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Learned(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        values: Tensor, scale: Tensor, offset: Tensor | None, spec: Spec, points: Points
+    ) -> QTensor:
+        by, zero = _stored(scale, offset, spec, points)
+        return encoded(values, spec, scale=by, zero_point=zero)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, scale, offset, ctx.spec, ctx.points = inputs
+        ctx.save_for_backward(values, scale, offset, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, scale, offset, rounded = ctx.saved_tensors
+        spec, points = ctx.spec, ctx.points
+        numbers = registry.dtypes.get(spec.dtype)
+        by, zero = _stored(scale, offset, spec, points)
+        steps = scale_to_float(by)
+        # in views of blocks, so that no scale is repeated
+        ratio, each = split_blocks(values.float(), spec.block, steps)
+        ratio, point = ratio / each, None
+        if zero is not None:
+            number = zero_to_float(zero, numbers)
+            number = number / steps if spec.zero_point == "offset" else number
+            point = split_blocks(values, spec.block, number)[1]
+        place = ratio if point is None else ratio + point
+        inside = (place >= numbers.min - points.reach) & (place <= numbers.max + points.reach)
+        # k less the zero point, and less r inside
+        codes = dense(rounded).float().reshape(ratio.shape) / each
+        slope, by_block = codes - ratio * inside, grad.reshape(ratio.shape)
+        through, of_offset = by_block * inside, None
+        if offset is not None:
+            assert point is not None
+            slope = slope + point * ~inside
+            outside = (by_block - through).reshape(values.shape).float()
+            of_offset = block_sum(outside, spec.block).to(offset.dtype)
+        weighed = (slope * by_block.float()).reshape(values.shape)
+        of_scale = block_sum(weighed, spec.block).to(scale.dtype)
+        return through.reshape(values.shape), of_scale, of_offset, None, None
+
+
+def _stored(
+    scale: Tensor, offset: Tensor | None, spec: Spec, points: Points
+) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero point of each block as they are stored."""
+    by, kind = scale.clamp_min(LEAST).float(), spec.chosen_scale_dtype
+    numbers, zeros = registry.dtypes.get(spec.dtype), spec.zero_point
+    if points.zero is None and offset is None:
+        return store_qparams(by, None, numbers, zeros, kind)
+    if points.zero is not None:
+        return store_qparams(by, torch.full_like(by, points.zero), numbers, zeros, kind)
+    assert offset is not None
+    exact = scale_to_float(store_qparams(by, None, numbers, zeros, kind)[0])
+    return store_qparams(by, -offset.float() / exact, numbers, zeros, kind)
+
+
+def dense(rounded: Tensor) -> Tensor:
+    """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
+    return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
+
+
+def _initial(values: Tensor, spec: Spec) -> dict[str, Tensor]:
+    scale, offset = chosen_points(values, spec, "learned_scale")
+    made = {"scale": scale} if offset is None else {"scale": scale, "offset": offset}
+    return {name: value.to(values.dtype) for name, value in made.items()}
+
+
+def _apply(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> Tensor:
+    return learned_by(values, extras["scale"], extras.get("offset"), spec)
+
+
+#: One learned scale per block (LSQ), and in formats with zero points a learned offset (LSQ+). The extra
+#: tensors "scale" and "offset" have one element per block and start as `quantize_` chooses them. The values
+#: are those of ``quantize_tensor(weight, spec, scale=scale)``. A weight beyond the range of its block gets no
+#: gradient.
+LEARNED_SCALE = register_fake_quantize(FakeQuantize("learned_scale", _initial, _apply))
