@@ -57,22 +57,25 @@ class Plan:
     trained: QATConfig
     #: learning rates of weights, and of scales as a share of it
     lr: float
+    #: of the optimizer, on the byte model
+    steps: int
     scales_lr: float = 0.1
 
 
-def _plan(base: Config, lr: float) -> Plan:
-    return Plan(base, QATConfig(base, scales="learned"), lr)
+def _plan(base: Config, lr: float, steps: int) -> Plan:
+    return Plan(base, QATConfig(base, scales="learned"), lr, steps)
 
 
 PLANS = {
-    "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4),
-    "int2 g64": _plan(UIntxWeightOnlyConfig(2, 64), 1e-3),
-    "ternary g64": _plan(BitNetWeightOnlyConfig(64), 1e-3),
-    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4),
+    "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4, 300),
+    "int2 g64": _plan(UIntxWeightOnlyConfig(2, 64), 1e-3, 60),
+    "ternary g64": _plan(BitNetWeightOnlyConfig(64), 1e-3, 300),
+    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4, 60),
     "int2 g64, SEQ": Plan(
         UIntxWeightOnlyConfig(2, 64, zero_point="float"),
         QATConfig(UIntxWeightOnlyConfig(2, 64, zero_point="float"), scales="stretched"),
         1e-3,
+        60,
     ),
 }
 
@@ -167,9 +170,10 @@ def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple
     state = args.out / f"{args.model}-{cell.format.replace(' ', '-')}-{cell.seed}.pt"
     first, seconds, losses = resume(state, student, optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
-    for step in tqdm(range(first, args.steps), initial=first, total=args.steps, desc=cell.format):
+    steps = args.steps or plan.steps
+    for step in tqdm(range(first, steps), initial=first, total=steps, desc=cell.format):
         start = time.process_time()
-        share = min(1.0, (step + 1) / args.warmup) * (1 - step / args.steps)
+        share = min(1.0, (step + 1) / args.warmup) * (1 - step / steps)
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = lr * share
         tokens = text.batch(cell.seed, step)
@@ -257,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             quantize_(dense, plan.base)
         return dense, time.process_time() - start
 
-    about = {**text.about, "steps": args.steps, "batch": args.batch, "context": args.context}
+    about = {**text.about, "batch": args.batch, "context": args.context}
     rows = measure(args.json, about, cells, subject, make)
     print(table(rows))
     plot(rows, args.json.with_suffix(".png") if args.plot is None else args.plot)
@@ -269,7 +273,9 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", choices=PLANS, default=["int3 g64"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of the batches (0)")
-    parser.add_argument("--steps", type=int, help="of the optimizer (bytelm: 60, smollm2: 300)")
+    parser.add_argument(
+        "--steps", type=int, help="of the optimizer (bytelm: by format, smollm2: 300)"
+    )
     parser.add_argument("--batch", type=int, help="sequences in a step (bytelm: 4, smollm2: 1)")
     parser.add_argument("--context", type=int, default=256, help="tokens in a sequence (256)")
     parser.add_argument("--warmup", type=int, default=5, help="steps of rising rates (5)")
@@ -285,7 +291,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.formats, args.seeds = list(PLANS), [0, 1, 2]
         args.json = HERE / args.model / "qat.json"
         args.plot = HERE.parent / "docs" / "assets" / f"qat-{args.model}.png"
-    args.steps = args.steps or {"bytelm": 60, "smollm2": 300}[args.model]
+    args.steps = args.steps or {"bytelm": None, "smollm2": 300}[args.model]
     args.batch = args.batch or {"bytelm": 4, "smollm2": 1}[args.model]
     args.json = args.json or Path(f"qat-{args.model}.json")
     return args

@@ -27,8 +27,8 @@ def section(found: dict[str, Any], text: str) -> str:
     """What was measured, and a line for each format and method."""
     about = found["about"]
     head = (
-        f"{text.format(**about)}. {about['steps']} steps of {about['batch']} × {about['context']} tokens. "
-        f"Measured {about['date']}; {about['cpu']}, one thread; torch {about['torch']}."
+        f"{text.format(**about)}. Steps of {about['batch']} × {about['context']} tokens. Measured "
+        f"{about['date']}; {about['cpu']}, one thread; torch {about['torch']}."
     )
     return f"{head}\n\n{costs(found['rows'], about.get('bits_per_byte_before'))}"
 
@@ -56,6 +56,7 @@ def costs(rows: list[dict[str, Any]], before: float | None) -> str:
                 [
                     name,
                     method,
+                    str(max(len(r.get("losses", ())) for r in own) or "–"),
                     f"{kls[method]:.4f}",
                     f"{bits:.4f}",
                     above,
@@ -63,7 +64,16 @@ def costs(rows: list[dict[str, Any]], before: float | None) -> str:
                     str(len(own)),
                 ]
             )
-    header = ["format", "method", "KL, nats", "bits", "to the original", "KL recovered", "seeds"]
+    header = [
+        "format",
+        "method",
+        "steps",
+        "KL, nats",
+        "bits",
+        "to the original",
+        "KL recovered",
+        "seeds",
+    ]
     return table(header, lines)
 
 
