@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext import PERMUTE, SCALE
 from ao_core.ext.interchange import Interchange
-from ao_quant.interchange.one import Stored
+from ao_quant.interchange.one import Stored, read_back
 from ao_quant.interchange.records import INTERCHANGE
 from ao_quant.interchange.verdicts import BYTES, REFUSED, VALUES
 
@@ -46,6 +47,39 @@ def test_integers_of_any_shape_keep_their_values(
 ) -> None:
     tensor = integers(bits, symmetric, group, (rows, group * groups))
     assert convert(tensor, FORMATS[name]).verdict.verdict in (BYTES, VALUES)
+
+
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    dtype=st.sampled_from(["int2", "uint3", "int4", "uint4", "int8", "nf4", "f8e4m3"]),
+    scale=st.sampled_from(["float16", "bfloat16", "float32"]),
+    group=st.sampled_from([16, 32, 64, -1]),
+    rows=st.integers(1, 40),
+    columns=st.sampled_from([32, 64, 96, 160, 256]),
+)
+def test_a_verdict_is_what_the_reader_of_the_format_finds(
+    name: str, dtype: str, scale: str, group: int, rows: int, columns: int, convert: Convert
+) -> None:
+    if group > 0 and columns % group:
+        group = 32
+    zero = "int" if dtype.startswith("uint") else "none"
+    layout = "plain" if "8" in dtype else "packed"
+    tensor = quantize_tensor(
+        torch.randn(rows, columns).half(), Spec(dtype, (1, group), scale, zero, layout)
+    )
+    stored = convert(tensor, FORMATS[name])
+    verdict = stored.verdict
+    if verdict.verdict == REFUSED:
+        assert verdict.reason
+        return
+    back = read_back(FORMATS[name], "m.weight", stored.tensors, stored.settings or {}, tensor)
+    values, found = (each.dequantize(torch.float32).double() for each in (tensor, back))
+    assert torch.equal(values, found) == (verdict.verdict in (BYTES, VALUES))
+    change = (found - values).square().sum()
+    assert verdict.max_error == pytest.approx(float((found - values).abs().max()), rel=1e-5)
+    if change:
+        expected = 10 * math.log10(float(values.square().sum() / change))
+        assert verdict.sqnr == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
