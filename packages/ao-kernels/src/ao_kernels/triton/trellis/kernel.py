@@ -62,7 +62,7 @@ def dequantize(
     tl.store(at, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["bias_ptr"])
 def linear(
     x_ptr,
     qdata_ptr,
