@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+# whatever pytest was configured by
+sys.path.append(str(Path(__file__).parent / "scripts"))
+
 from grids import pytest_addoption, pytest_collection_modifyitems
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems"]

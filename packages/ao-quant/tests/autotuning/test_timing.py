@@ -137,7 +137,7 @@ def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monk
         changed = {**known, part: "other"}
         with monkeypatch.context() as patch:
             patch.setattr("ao_quant.autotuning.tuner.machine", lambda device, m=changed: m)
-            assert run() == 6, part
+            assert run() == 12, part
     assert run() == 0
 
 

@@ -39,7 +39,12 @@ def test_the_bytes_of_quantizing_in_memory(recipe, tmp_path):
     in_memory = quantize_(model, recipe)
     save_model(model, tmp_path / "in_memory", max_shard_size=20_000)
     for file in (tmp_path / "in_memory").iterdir():
-        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
+        other = tmp_path / "out" / file.name
+        if file.name == "ao.lock.json":  # of files it has their source, too
+            locks = [json.loads(path.read_text()) for path in (file, other)]
+            assert locks[0]["tensors"] == locks[1]["tensors"]
+        else:
+            assert other.read_bytes() == file.read_bytes(), file.name
     assert {r.fqn: r.status for r in report} == {r.fqn: r.status for r in in_memory}
 
 

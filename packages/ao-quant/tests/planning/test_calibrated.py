@@ -18,7 +18,7 @@ CALIBRATED = ("int8_weight_only", "gptq/int4-g128", "imatrix/int4-g128", "int2-g
 
 def size_on_disk(model, folder):
     save_model(model, folder)
-    return sum(file.stat().st_size for file in folder.iterdir())
+    return sum(file.stat().st_size for file in folder.glob("model*"))
 
 
 def inputs(columns=256):

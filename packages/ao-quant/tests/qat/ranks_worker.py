@@ -43,7 +43,11 @@ def make(base: Config, scales: str) -> nn.Sequential:
 def train(model: nn.Module, share: slice, delay: int) -> list[float]:
     """Losses of four steps, averaged over the ranks."""
     x, y = gaussian((8, 3, 64), seed=8)[share], gaussian((8, 3, 10), seed=9)[share]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    # scales are a hundredth of the weights' size
+    scales = [p for name, p in model.named_parameters() if name.endswith("_scale")]
+    weights = [p for name, p in model.named_parameters() if not name.endswith("_scale")]
+    groups = [{"params": weights, "lr": 0.05}, {"params": scales, "lr": 5e-4}]
+    optimizer = torch.optim.SGD([group for group in groups if group["params"]], momentum=0.9)
     waits = Delay(model, delay) if delay else None
     losses = []
     for _ in range(4):

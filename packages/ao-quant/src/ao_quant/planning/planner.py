@@ -59,7 +59,7 @@ def plan(
 
     Args:
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
-        budget: bytes that the files of `save_model` may have, all of them together, as a number or
+        budget: bytes that the files of weights of `save_model` may have, with their index, as a number or
             "1.2GB".
         bits: mean bits per planned weight, scales and zero points included.
         max_kl: in bits per position; the smallest files are found for which the whole plan, measured

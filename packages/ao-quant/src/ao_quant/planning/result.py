@@ -216,7 +216,7 @@ class QuantizationPlan(FqnToConfig):
 
     @property
     def bytes(self) -> int:
-        """What the files that `save_model` writes have at most, all together."""
+        """What the files of weights that `save_model` writes, and their index, have at most."""
         return self.fixed + sum(choice.option.bytes for choice in self.choices)
 
     @property
