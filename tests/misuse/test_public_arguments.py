@@ -75,7 +75,7 @@ POOL = [
 #: without arguments, or changing what other tests see, or tried below
 ELSEWHERE = {
     "register", "reopen", "save_model", "quantize_checkpoint", "write_checkpoint", "write_gguf",
-    "write_imatrix",
+    "write_imatrix", "replay_checkpoint",
     "attach",
 }  # fmt: skip
 
@@ -230,12 +230,15 @@ def test_they_were_many():
 
 
 @pytest.mark.parametrize("value", [value for value, kinds in POOL if "str" not in kinds])
-def test_saving_and_jobs(value, tmp_path):
+def test_saving_and_jobs(value, tmp_path, tmp_path_factory):
     """What writes files: nothing is written."""
+    source, locked = folder(), tmp_path_factory.mktemp("locked")
+    ao_core.quantize_checkpoint(source, locked, "int8_weight_only")
     names = {
         ao_core.save_model: {"model": model(), "dir": tmp_path / "a"},
         ao_core.quantize_checkpoint: {
             "src": folder(), "dst": tmp_path / "b", "config": "int8_weight_only"},
+        ao_core.replay_checkpoint: {"lock": locked, "src": source, "dst": tmp_path / "e"},
         write_checkpoint: {"tensors": [("x", torch.ones(2))], "dir": tmp_path / "c"},
         write_gguf: {"path": tmp_path / "d", "tensors": {"x": torch.ones(2)}},
     }  # fmt: skip

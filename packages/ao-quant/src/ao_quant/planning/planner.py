@@ -100,7 +100,12 @@ def plan(
         check_quantizable(entry.tensor, entry.fqn)
     measure = _measure(measure, sample, data, goal)
     batches = None if data is None else batches_of(data, "plan")
-    measure = measure or _by_answer(model, [sample] if batches is None else batches)
+    if measure is None:
+        measure = (
+            _by_answer(model, sample, "sample")
+            if batches is None
+            else _by_answer(model, batches[0], "data")
+        )
     predicted = batches is not None and sample is None and measure in ("output", "kl")
     gradients = None
     if predicted and batches is not None and planned:
@@ -171,8 +176,8 @@ def _measure(
     return found
 
 
-def _by_answer(model: nn.Module, batches: Sequence[Any]) -> str:
+def _by_answer(model: nn.Module, batch: Any, name: str) -> str:
     """Divergence where the model answers with `logits`, else noise over signal."""
     with evaluating(model):
-        out = call(model, batches[0], "data")
+        out = call(model, batch, name)
     return "kl" if isinstance(getattr(out, "logits", None), Tensor) else "output"

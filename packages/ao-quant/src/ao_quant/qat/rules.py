@@ -47,7 +47,7 @@ _AROUND_ZERO = ("uint2", "ternary")
 #: the part of the outermost bins in which values get a gradient
 _BIN = 0.99
 #: shares of the largest magnitude among which the first scale is searched
-_SHARES = torch.linspace(0.3, 1.0, 15).tolist()
+_SHARES = tuple(0.3 + 0.05 * step for step in range(15))
 
 
 def _points(numbers: DType) -> Points:
