@@ -62,7 +62,7 @@ def test_small(bits, group):
 def test_pytest_runs_diagonals_unless_asked_for_all(tmp_path, options, expected):
     (tmp_path / "test_grids.py").write_text(_GRID, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "grids", "--collect-only", "-q", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.count("::") == expected, done.stdout + done.stderr
     assert ("deselected" in done.stdout) == (not options)

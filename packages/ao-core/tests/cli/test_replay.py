@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def test_the_command(ao, source, tmp_path):
-    ao("quantize", source, tmp_path / "out", "--config", "int8_weight_only")
+    ao("quantize", source, tmp_path / "out", "--config", "small4")
     result = ao("replay", tmp_path / "out", source, tmp_path / "again")
     assert result.exit_code == 0, result.output
     assert "have the bytes" in result.stdout

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import torch
-from typer import Typer
-from typer.testing import CliRunner
 
 from ao_core import Spec, quantize_tensor
 from ao_core.ext.saving import write_checkpoint
 from ao_quant.interchange import convert_checkpoint, diff_checkpoints
-from ao_quant.interchange.command import diff
 
 
 def test_two_folders_and_their_original(tmp_path) -> None:
@@ -36,6 +33,11 @@ def test_two_folders_and_their_original(tmp_path) -> None:
 
 
 def test_the_command(tmp_path) -> None:
+    from typer import Typer
+    from typer.testing import CliRunner
+
+    from ao_quant.interchange.command import diff
+
     app = Typer()
     app.command()(diff)
     write_checkpoint([("a", torch.ones(3))], tmp_path / "one")

@@ -55,7 +55,7 @@ class _Watch:
         self.module = weakref.ref(module)
         self.version, self.steps = -1, 0
         self.first: Tensor | None = None
-        self.extras: dict[str, int] = {}
+        self.extras: dict[str, tuple[int, Tensor]] = {}
 
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> None:
@@ -72,7 +72,11 @@ class _Watch:
                 self._check_moves(weight)
                 self.steps += 1
         self.version = weight._version
-        self.extras = {n: e._version for n, e in extra_tensors(module).items() if e.requires_grad}
+        if self.steps == 0:
+            extras = extra_tensors(module).items()
+            self.extras = {
+                n: (e._version, _sample(e).clone()) for n, e in extras if e.requires_grad
+            }
 
     def _say(self, what: str, text: str) -> None:
         if what not in self.model.said:
@@ -83,15 +87,17 @@ class _Watch:
         extras = extra_tensors(module)
         left = [
             f"weight_{name}"
-            for name, version in self.extras.items()
-            if name in extras and extras[name]._version == version
+            for name, (version, values) in self.extras.items()
+            # some optimizers write without a version, and some steps are too small for a dtype
+            if name in extras
+            and extras[name]._version == version
+            and torch.equal(_sample(extras[name]), values)
         ]
         if left:
             self._say(
                 "extras",
                 f"an optimizer steps it, and not {', '.join(left)} beside it: it was made before "
-                "quantize_, or "
-                "without them; make it after preparing, from model.parameters()",
+                "quantize_, or without them; make it after preparing, from model.parameters()",
             )
 
     def _check_moves(self, weight: ComputeWeight) -> None:
