@@ -79,25 +79,26 @@ def test_weights_that_are_not_finite(tmp_path, llama, refused):
 
 
 OTHERS = {
-    "gptq": ({"bits": 4}, "GPTQConfig but you are passing a AoConfig", "gptqmodel"),
-    "awq": ({"bits": 4}, "AwqConfig|GPTQConfig", "gptqmodel"),
-    "bitsandbytes": ({"load_in_4bit": True}, "BitsAndBytesConfig", "bitsandbytes"),
-    "compressed-tensors": ({"format": "pack-quantized"}, "compressed", "compressed-tensors"),
-    "torchao": ({"quant_type": {"default": {}}}, "[Tt]orch[Aa][Oo]", "torchao"),
-    "fp8": ({}, "FineGrainedFP8Config", "transformers reads"),
+    "gptq": ({"bits": 4}, "gptqmodel"),
+    "awq": ({"bits": 4}, "gptqmodel"),
+    "bitsandbytes": ({"load_in_4bit": True}, "bitsandbytes"),
+    "compressed-tensors": ({"format": "pack-quantized"}, "compressed-tensors"),
+    "torchao": ({"quant_type": {"default": {}}}, "torchao"),
+    "fp8": ({}, "transformers reads"),
     # transformers does not know it and would leave it out
-    "modelopt": ({}, "by 'modelopt' already, which vLLM or TensorRT-LLM reads", "vLLM"),
+    "modelopt": ({}, "vLLM"),
 }
 
 
 @pytest.mark.parametrize("method", OTHERS)
 def test_another_method_reads_its_own(dense, tmp_path, refused, method):
-    fields, says, reader = OTHERS[method]
+    fields, reader = OTHERS[method]
     file = dense / "config.json"
     config = {"quantization_config": {"quant_method": method} | fields}
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    error = CheckpointError if method == "modelopt" else Exception
-    refused(dense, error, says, quantization_config=AoConfig("int8_weight_only"))
+    # ao reads it, by a class of its own, where the package of the method is not installed
+    says = "Config but you are passing a AoConfig"
+    refused(dense, ValueError, says, quantization_config=AoConfig("int8_weight_only"))
     with pytest.raises(CheckpointError, match=f"by '{method}' already, which .*{reader}"):
         quantize_checkpoint(dense, tmp_path / "out", "int8_weight_only")
     assert not (tmp_path / "out").exists()

@@ -51,7 +51,7 @@ class ForeignConfig(AoConfig):
         """The configuration of a model that is loaded from such a folder: what the label says is kept."""
         method = str(config_dict.get("quant_method", "bitsandbytes"))
         label = {key: value for key, value in config_dict.items() if value is not None}
-        found = AoConfig.of_dict({"name": f"{FOREIGN}{method}", "label": label})
+        found = cls.of_dict({"name": f"{FOREIGN}{method}", "label": label})
         return (found, kwargs) if return_unused_kwargs else found
 
 
