@@ -113,8 +113,8 @@ class Container:
     #: (the file to write, all tensors with the config.json of the source, settings of the weights, the folder
     #: of the source) -> writes it. Raises `CheckpointError` where it cannot hold them
     write: Callable[[Path, Source, Mapping[str, Mapping[str, Any]], Path], None]
-    #: (a file, a folder) -> writes what a folder of safetensors files has besides, such as a tokenizer, and
-    #: says what it could not write, a sentence each
+    #: (a file, a folder) -> writes the other files of a folder, such as a tokenizer, and returns one sentence
+    #: for each that it could not write
     unpack: Callable[[Path, Path], tuple[str, ...]]
 
     def __post_init__(self) -> None:

@@ -112,7 +112,8 @@ def quantize_(
         StaleParameterWarning: something still holds parameters that had to be replaced.
     """
     configs = resolved(config)
-    batches, todo, undo = check_data(configs, data), stages(configs), list[Undo]()
+    batches = check_data(configs, data)
+    todo, undo = stages(configs), list[Undo]()
     options: dict[str, Any] = {"device": device, "strict": strict, "progress": progress}
     # a single configuration that quantizes goes on where it was interrupted
     options["undo"] = undo if len(todo) > 1 else None
@@ -142,7 +143,7 @@ def quantize_(
             step()
         raise
     report = joined(configs, before, reports)
-    if any(map(_asks, configs)):
+    if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
     remember(model, report, batches)
@@ -355,9 +356,9 @@ def _record(
 ) -> ParameterRecord:
     after = before if new is None else new
     return ParameterRecord(
-        entry.fqn,
-        status,
-        reason,
+        fqn=entry.fqn,
+        status=status,
+        reason=reason,
         shape=tuple(before.shape),
         bytes_before=_bytes(before),
         bytes_after=_bytes(after),

@@ -21,6 +21,7 @@ __all__ = [
     "DEPTH",
     "FILE_NAME",
     "FINITE",
+    "SHA256",
     "SHAPE",
     "TEXT",
     "Fields",
@@ -244,6 +245,7 @@ COUNT = Number(0, _ELEMENTS)
 #: the shape of a tensor: a list of sizes
 SHAPE = Shape()
 #: of a file beside the one that names it
+SHA256 = Text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal digits")
 FILE_NAME = Text(
     r"(?!\.{1,2}$)[^/\\\x00" + (":" if os.name == "nt" else "") + "]{1,255}",
     "the name of a file in the same folder",

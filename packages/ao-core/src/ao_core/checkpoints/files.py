@@ -146,7 +146,7 @@ def write_reports(report: Report, target: Path, title: str) -> None:
 
 
 def write_lock(job: Job, target: Path) -> None:
-    """Write what the result follows from, and the hashes of its tensors and of those of the source."""
+    """Write what is needed to reproduce the result, and hashes of all tensors of result and source."""
     found = open_checkpoint(target)
     weights = [(e.spec, e.shape, e.dtype) for e in found.entries.values() if e.spec is not None]
     data = "" if job.calibration is None else job.calibration.digest

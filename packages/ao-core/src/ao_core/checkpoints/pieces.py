@@ -23,11 +23,11 @@ from ao_core.checkpoints.progress import Advance
 from ao_core.errors import CheckpointError, ConfigError
 from ao_core.registry import Table, registry
 from ao_core.report import Report
-from ao_core.schema import SchemaError, parse_json
+from ao_core.schema import SchemaError
 from ao_core.tensor.saving import Entry, open_checkpoint
 from ao_core.tensor.saving.header import Form, header_of, names_of, parse_header
 from ao_core.tensor.saving.leaves import Record
-from ao_core.tensor.saving.shards import checksum, form_crc, store, write_shard
+from ao_core.tensor.saving.shards import checksum, form_crc, places_of, store, write_shard
 
 __all__ = ["DamagedPiece", "Piece", "open_piece", "piece_path", "pieces_of", "write_piece"]
 
@@ -168,12 +168,8 @@ def open_piece(path: Path) -> Piece:
         for kind, name in names_of(record):
             if name not in tables[kind]:  # a run that needs what is not here never began
                 raise CheckpointError(f"{path}: is not a piece: nobody has the {kind} {name!r}")
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        text = file.read(size)
     try:
-        table: dict[str, Any] = parse_json(text)
-        metadata = table.pop("__metadata__")
+        metadata, table = places_of(path)
         report = Report.from_json(metadata[_REPORT])
     except (SchemaError, ConfigError, KeyError) as error:
         raise CheckpointError(f"{path}: is not a piece: {error!r}") from error
@@ -189,10 +185,7 @@ def open_piece(path: Path) -> Piece:
         forms[name] = (slot.dtype, slot.shape)
         if name in header.raw:
             forms[name] = (torch.uint8, (slot.nbytes,))
-    places = {
-        name: (8 + size + info["data_offsets"][0], 8 + size + info["data_offsets"][1])
-        for name, info in table.items()
-    }
+    places = {name: (place.start, place.end) for name, place in table.items()}
     # not the checkpoint, which keeps its file open: there may be thousands of pieces
     return Piece(
         path, report, checkpoint.entries, checkpoint.records, forms, places, header.raw, header.crcs

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from importlib import metadata as distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from ao_core.__about__ import __version__
 from ao_core.arguments import checked_but
 from ao_core.calibration.inputs import Data
 from ao_core.checkpoints.decide import make_job
@@ -21,7 +16,7 @@ from ao_core.errors import ConfigError
 from ao_core.progress import Progress
 from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.hashes import first_difference, tensor_hashes
-from ao_core.tensor.saving.lock import Lock, read_lock
+from ao_core.tensor.saving.lock import Lock, read_lock, versions_of
 
 __all__ = ["Replayed", "replay_checkpoint"]
 
@@ -99,16 +94,9 @@ def _job(lock: Lock, src: str | os.PathLike[str], data: Data | None) -> Job:
 
 def _other_versions(lock: Lock) -> tuple[str, ...]:
     """A sentence for each distribution of another version than then."""
+    here = versions_of(lock.versions)
     return tuple(
-        f"{dist} was {version or 'of this process'}, and is {now or 'not installed'} here"
+        f"{dist} was {version or 'of this process'}, and is {here[dist] or 'not installed'} here"
         for dist, version in lock.versions.items()
-        if (now := _version(dist)) != version
+        if here[dist] != version
     )
-
-
-def _version(dist: str) -> str:
-    here: Mapping[str, str] = {"torch": torch.__version__, "ao-core": __version__}
-    try:
-        return here.get(dist) or distributions.version(dist)
-    except distributions.PackageNotFoundError:
-        return ""

@@ -17,20 +17,19 @@ from ao_core.schema import (
     ANY,
     COUNT,
     FILE_NAME,
+    SHA256,
     TEXT,
     Fields,
     Items,
     Optional,
     SchemaError,
     Table,
-    Text,
 )
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.shards import write_file
 
 __all__ = [
-    "SHA256",
     "STATE",
     "ShardState",
     "State",
@@ -41,7 +40,6 @@ __all__ = [
 ]
 
 STATE = "state.json"
-SHA256 = Text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal digits")
 #: what a state must be
 _FIELDS = Fields(
     {

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from ao_core.arguments import checked
 from ao_core.checkpoints.files import MANIFEST, WORK
 from ao_core.checkpoints.join import hash_of
-from ao_core.checkpoints.state import SHA256, STATE
+from ao_core.checkpoints.state import STATE
 from ao_core.errors import CheckpointError
 from ao_core.regular_files import not_a_file
-from ao_core.schema import COUNT, FILE_NAME, Fields, SchemaError, Table
+from ao_core.schema import COUNT, FILE_NAME, SHA256, Fields, SchemaError, Table
 from ao_core.tensor.saving import open_checkpoint
 from ao_core.tensor.saving.files import leads_out, read_json
 

@@ -136,7 +136,7 @@ def encoded(
         spec: what a rule gets: the format, with `RULE_OPTIONS`.
         encode: finds codes and scales of (values, format) together; None: as `quantize_values` does.
         scale: one per block; None: they are chosen.
-        zero_point: one per block, beside `scale`, for formats that have one.
+        zero_point: one per block, given together with `scale`, for formats that have one.
     """
     options, plain = dict(spec.options), without_rule(spec)
     if encode is not None:

@@ -24,25 +24,19 @@ class TrainingWarning(UserWarning):
     """A weight in training does not learn, or its scale does not."""
 
 
-class _Model:
-    """What was said already of one model."""
-
-    def __init__(self) -> None:
-        self.said: set[str] = set()
-
-
-_models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
+#: what was said already, by model
+_said: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
 
 def watch_training(model: nn.Module, module: nn.Module, name: str, fqn: str) -> None:
     """Let gradients of a weight that a fake-quantize rule rounds tell whether an optimizer moves it.
 
     A hook is called after each backward pass. It warns, once for a model, if an optimizer steps the weight
-    and not the extra tensors beside it; and if the dtype of the weight is too coarse for the steps.
+    but not its extra tensors; and if the dtype of the weight is too coarse for the steps.
     """
     weight = getattr(module, name)
     if isinstance(weight, ComputeWeight) and rule_name(weight.matmuls.output) and weight.is_leaf:
-        watch = _Watch(_models.setdefault(model, _Model()), module, fqn)
+        watch = _Watch(_said.setdefault(model, set()), module, fqn)
         if weight.requires_grad:
             weight.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
@@ -50,8 +44,8 @@ def watch_training(model: nn.Module, module: nn.Module, name: str, fqn: str) -> 
 class _Watch:
     """Compares a weight after one backward pass with what it was after those before."""
 
-    def __init__(self, model: _Model, module: nn.Module, fqn: str) -> None:
-        self.model, self.fqn = model, fqn
+    def __init__(self, said: set[str], module: nn.Module, fqn: str) -> None:
+        self.said, self.fqn = said, fqn
         self.module = weakref.ref(module)
         self.version, self.steps = -1, 0
         self.first: Tensor | None = None
@@ -79,8 +73,8 @@ class _Watch:
             }
 
     def _say(self, what: str, text: str) -> None:
-        if what not in self.model.said:
-            self.model.said.add(what)
+        if what not in self.said:
+            self.said.add(what)
             warnings.warn(f"{self.fqn}: {text}", TrainingWarning, stacklevel=2)
 
     def _check_extras(self, module: nn.Module) -> None:
@@ -119,9 +113,8 @@ class _Watch:
         self._say(
             "moves",
             f"{share:.0%} of its weights in {str(weight.dtype).removeprefix('torch.')} did not move in "
-            f"{_STEPS} "
-            f"steps {step}of the optimizer: at their size, {size:.1g}, less than {half:.1g} rounds to "
-            "nothing. Keep weights in float32, or use an optimizer that rounds stochastically, such as "
+            f"{_STEPS} steps {step}of the optimizer: at their size, {size:.1g}, less than {half:.1g} rounds "
+            "to nothing. Keep weights in float32, or use an optimizer that rounds stochastically, such as "
             "ao_optim.AdamW8bit(..., rounding='stochastic')",
         )
 

@@ -16,9 +16,6 @@ from ao_core.ext import CheckpointError, MissingExtraError, repack
 
 __all__ = ["header_of", "is_gguf", "model_of_gguf"]
 
-#: the tensor by which files of Llama 3.1 and later divide rotary frequencies
-FREQUENCIES = "rope_freqs.weight"
-
 
 class Functions(NamedTuple):
     """What of ao-quant a file is read with, by its names there: ao-hf does not depend on it."""
@@ -28,6 +25,8 @@ class Functions(NamedTuple):
     GGUFWeightOnlyConfig: Callable[[str], Any]
     check_architecture: Callable[..., None]
     config_of: Callable[..., dict[str, Any]]
+    #: the tensor by which files of Llama 3.1 and later divide rotary frequencies
+    frequencies: str
 
 
 @cache
@@ -48,6 +47,7 @@ def functions() -> Functions:
         configs.GGUFWeightOnlyConfig,
         of.check_architecture,
         of.config_of,
+        of.FREQUENCIES,
     )
 
 
@@ -93,7 +93,7 @@ def model_of_gguf(path: Path, header: Any, dtype: torch.dtype | None, place: tor
     tensors = functions().read_gguf(path, dtype=chosen, names="transformers").tensors
     types = {n: i.type for n, i in zip(tensors, header.tensors.values(), strict=True)}
     kinds = {name: kind for name, kind in types.items() if isinstance(tensors[name], QTensor)}
-    frequencies = tensors.pop(FREQUENCIES, None)
+    frequencies = tensors.pop(functions().frequencies, None)
     config = _model_config(path, functions().config_of(path, header, frequencies))
     model_class = transformers_of_ao().AutoModelForCausalLM
     model = empty_model(partial(model_class.from_config, config, dtype=chosen))
@@ -122,7 +122,8 @@ def _check_rope(path: Path, model: Any, frequencies: Tensor) -> None:
     found = theta**-steps / model.model.rotary_emb.inv_freq.cpu()
     if found.shape != frequencies.shape or not torch.allclose(found, frequencies, rtol=1e-3):
         raise CheckpointError(
-            f"{path}: {FREQUENCIES} has other values than Llama 3.1 and later; ao knows those alone"
+            f"{path}: {functions().frequencies} has other values than Llama 3.1 and later; ao knows "
+            "those alone"
         )
 
 

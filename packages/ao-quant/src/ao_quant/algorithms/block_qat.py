@@ -26,7 +26,7 @@ _LAYER_STEPS = 16
 
 @dataclass(frozen=True)
 class _Trained:
-    """A weight in training, in the shape of its parameter, and what is learned beside it."""
+    """A weight in training, in the shape of its parameter, and its learned extra tensors."""
 
     weight: ComputeWeight
     extras: dict[str, Tensor]

@@ -124,9 +124,10 @@ def smooth(
     config: SmoothQuantConfig,
 ) -> Prepared:
     """`ModelTransform.apply` of `SmoothQuantConfig`."""
+    need = (ABS_MAX, _ROWS) if config.alpha == SEARCH else (ABS_MAX,)
     notes: dict[str, str] = {}
     found = []
-    for each in channels_of(model, weights, batches, (ABS_MAX, _ROWS), notes):
+    for each in channels_of(model, weights, batches, need, notes):
         inputs, columns = _ranges(each)
         alphas = [_USUAL if config.alpha == SEARCH else float(config.alpha)]
         candidates: dict[str, Tensor] = {}

@@ -71,9 +71,9 @@ def autoquant(
 
     The model answers the example once, to see how each layer is called. Then each layer is timed with each
     candidate, in rounds of all candidates, for exactly those calls; layers that are called alike are timed
-    once. At last the whole model is timed: dense, with each candidate for all layers that can have it, and
-    with the choice of each layer by itself, in rounds of them all. The fastest whose answer is good enough is
-    applied, so that none of the candidates for all layers would have been faster.
+    once. Then versions of the whole model are timed in interleaved rounds: dense, each candidate for all
+    layers that can have it, and the fastest format of each layer. The fastest version whose answer is good
+    enough is applied, so no single candidate for all layers would have been faster.
 
     Args:
         model: any module, compiled ones too; it is put into evaluation mode for the measurements.
@@ -82,7 +82,6 @@ def autoquant(
         candidates: configurations or names of recipes. Dense always is one.
         min_sqnr: least signal to noise of a layer's output in dB, on the example, with this
             layer alone quantized. 8 bits have about 40, 4 bits about 20.
-            Layers by themselves are held to it.
         min_output_sqnr: the same of the model's answer, for every choice; by default 10 dB less than
             `min_sqnr`, since errors of layers add up.
         min_speedup: over dense; a little above 1, because times are noisy.

@@ -1,4 +1,4 @@
-"""The whole model by several choices, beside each other: one recipe for all layers, and the best of each."""
+"""Versions of the whole model, compared: one recipe for all layers, and the best format of each layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ao_core import Config, FqnToConfig, Skip
+from ao_core import Config, FqnToConfig
 from ao_core.ext.calibration import Replacement, Sample, answer, call
 from ao_core.ext.numerics import error_sums, sqnr_of_sums
 from ao_core.ext.quantizing import Decision, convert
@@ -34,7 +34,7 @@ class Model:
 
 
 def whole_models(layers: Sequence[Layer], configs: Sequence[Config]) -> list[Model]:
-    """Dense, each recipe for all layers that can have it, and the choice of each layer by itself."""
+    """Dense, each recipe for all layers that can have it, and the fastest format of each layer."""
 
     def of(choice: Mapping[str, Config | None]) -> FqnToConfig:
         return FqnToConfig({**choice, "*": None})
@@ -134,7 +134,7 @@ def _replacements(entries: Sequence[Decision], config: FqnToConfig | None) -> li
     for entry in entries:
         if (wanted := choice.get(entry.fqn)) is not None:
             new, _ = convert(replace(entry, config=wanted), entry.tensor)
-            if new is not None and not isinstance(new, Skip):
+            if new is not None:
                 found.append((entry.owners, new))
     return found
 

@@ -29,7 +29,7 @@ class BlockQATConfig(BaseConfig):
         scales: as in `QATConfig`; those of convolutions are always "chosen".
         epochs: how often all data is used.
         lr: the first step size of weights.
-        scales_lr: the same of what is learned beside them.
+        scales_lr: the first step size of learned scales and other extra tensors.
         seed: of the order in which batches are used.
     """
 

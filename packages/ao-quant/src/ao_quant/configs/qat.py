@@ -33,7 +33,7 @@ class QATConfig(BaseConfig):
     Attributes:
         step: "prepare", before the training, or "convert", after it.
         scales: "chosen": from the weights, in each forward pass, by the scale method of the base. The others
-            are parameters of the layer that are trained beside `weight`, for weights of `nn.Linear` in
+            are parameters of the layer, trained together with `weight`, for weights of `nn.Linear` in
             formats with one plain scale per block:
             "learned": a scale (LSQ, Esser et al. 2020, arXiv:1902.08153), and in formats with zero points an
             offset (LSQ+, Bhalgat et al. 2020, arXiv:2004.09576);
@@ -64,9 +64,8 @@ class LoRAQATConfig(BaseConfig):
 
     Attributes:
         step: "prepare", before the training, or "convert", after it.
-        mode: what is stored in the end: "base", W in its format and s B A beside it, in bfloat16; or
-            "merged", W + s B A in the format, which needs nothing beside. What is trained is rounded
-            likewise.
+        mode: what is stored in the end: "base", W in its format and s B A separately, in bfloat16; or
+            "merged", W + s B A in the format. Training rounds the same values.
         rank: of the adapters, below both sides of the weight.
         alpha: the s of all layers is alpha / rank.
     """

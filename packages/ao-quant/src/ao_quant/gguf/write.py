@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ao_quant.gguf.metadata import add_metadata, gguf_package
 from ao_quant.gguf.names import Place, places
 from ao_quant.gguf.read import DENSE
 
-__all__ = ["write_gguf"]
+__all__ = ["Info", "write_gguf", "write_whole"]
 
 #: what ggml can read
 _DIMS, _NAME_BYTES = 4, 63
@@ -64,23 +64,49 @@ def write_gguf(
         ConfigError: a value of the metadata that GGUF cannot hold, or no such `names`; nothing is written.
         MissingExtraError: the package `gguf` is not installed.
     """
-    gguf = gguf_package()
     to = places(names, tensors, metadata or {})
     entries = [_entry(to[name], tensor) for name, tensor in tensors.items()]
+    infos = [Info(e.place.file, tuple(e.tensor.shape), e.kind, e.nbytes) for e in entries]
+    data = map(_bytes, watched(entries, list(tensors), progress, "write"))
+    write_whole(Path(path), dict(metadata or {}), infos, data)
+
+
+class Info(NamedTuple):
+    """What a file says of a tensor."""
+
+    name: str
+    #: in elements
+    shape: tuple[int, ...]
+    #: GGUF type
+    kind: str
+    nbytes: int
+
+
+def write_whole(
+    target: Path, metadata: dict[str, Any], infos: Iterable[Info], data: Iterable[Tensor]
+) -> None:
+    """Write a file, which replaces one of that name when it is complete.
+
+    Args:
+        target: the file.
+        metadata: by key.
+        infos: of the tensors, in order.
+        data: their bytes, in the same order.
+    """
+    gguf = gguf_package()
     writer = gguf.GGUFWriter(None, "")
-    add_metadata(writer, dict(metadata or {}))
-    for entry in entries:
-        kind = gguf.GGMLQuantizationType[entry.kind]
+    add_metadata(writer, metadata)
+    for info in infos:
+        kind = gguf.GGMLQuantizationType[info.kind]
         # any dtype but uint8, which would mean that the shape is in bytes
-        writer.add_tensor_info(entry.place.file, entry.tensor.shape, None, entry.nbytes, kind)
-    target = Path(path)
+        writer.add_tensor_info(info.name, info.shape, None, info.nbytes, kind)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
         writer.write_header_to_file(unfinished)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for entry in watched(entries, list(tensors), progress, "write"):
-            writer.write_tensor_data(_bytes(entry).numpy())
+        for each in data:
+            writer.write_tensor_data(each.numpy())
         (file,) = writer.fout
         writer.write_padding(file, file.tell())
         file.flush()

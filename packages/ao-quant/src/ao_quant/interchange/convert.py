@@ -8,7 +8,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -278,7 +277,7 @@ def _publish(
 ) -> Conversion:
     """Write the files of tensors, then what is beside them; the configuration comes last."""
     if target is not None and target.container is not None:
-        _publish_file(opened, target, target.container, journal, place, result)
+        _publish_file(opened, target.container, journal, place, result)
         return result
     if opened.format is not None and opened.format.container is not None:
         notes = opened.format.container.unpack(opened.file, place)
@@ -300,27 +299,27 @@ def _publish(
     if len(names) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         texts["model.safetensors.index.json"] = json.dumps(index, indent=2)
-    folder = (
-        opened.checkpoint.path if opened.checkpoint.path.is_dir() else opened.checkpoint.path.parent
-    )
     if opened.checkpoint.path.is_dir():
-        for file in copied_files(folder):
+        for file in copied_files(opened.folder):
             if file.name not in _LABELS:
                 shutil.copyfile(file, place / file.name)
     texts["config.json"] = json.dumps(
         _config(opened, target, journal.done), indent=2, sort_keys=True
     )
     for name, text in texts.items():
-        with suppress(FileNotFoundError):
-            (journal.work / name).unlink()
-        write_file(journal.work / name, [(text + "\n").encode()])
-        os.replace(journal.work / name, place / name)
+        _put(journal, place, name, text)
     return result
+
+
+def _put(journal: Journal, place: Path, name: str, text: str) -> None:
+    """Write a file of text, which is there when it is whole."""
+    (journal.work / name).unlink(missing_ok=True)
+    write_file(journal.work / name, [(text + "\n").encode()])
+    os.replace(journal.work / name, place / name)
 
 
 def _publish_file(
     opened: Opened,
-    target: Interchange,
     container: Container,
     journal: Journal,
     place: Path,
@@ -328,15 +327,9 @@ def _publish_file(
 ) -> None:
     """Write the one file that a checkpoint is, and the report."""
     settings = {e.name: e.settings for e in journal.done if e.settings is not None}
-    path = opened.checkpoint.path
-    folder = path if path.is_dir() else path.parent
-    container.write(
-        place / f"model{container.suffix}", journal.source(opened.source), settings, folder
-    )
-    text = json.dumps(result.to_dict(), indent=2) + "\n"
-    (journal.work / REPORT).unlink(missing_ok=True)
-    write_file(journal.work / REPORT, [text.encode()])
-    os.replace(journal.work / REPORT, place / REPORT)
+    file = place / f"model{container.suffix}"
+    container.write(file, journal.source(opened.source), settings, opened.folder)
+    _put(journal, place, REPORT, json.dumps(result.to_dict(), indent=2))
 
 
 def _header(opened: Opened, target: Interchange | None, entries: list[Done]) -> dict[str, str]:

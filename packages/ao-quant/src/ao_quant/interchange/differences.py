@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
@@ -179,6 +179,4 @@ def _with_nearer(
     (_, one), (_, other) = compare(original, a), compare(original, b)
     x, y = (inf if each is None else each for each in (one, other))
     nearer = "both" if x == y else "first" if x > y else "second"
-    return Difference(
-        **(asdict(told) | {"sqnr_first": one, "sqnr_second": other, "nearer": nearer})
-    )
+    return replace(told, sqnr_first=one, sqnr_second=other, nearer=nearer)

@@ -19,6 +19,7 @@ from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.interchange.gguf_files import CONTAINER
 from ao_quant.interchange.integers import Integers, integers_of, rows_of, tensor_of
+from ao_quant.interchange.naming import unlabelled
 
 __all__ = ["GGUF"]
 
@@ -117,10 +118,6 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     return Written({name: to_blocks(made, kind).contiguous()}, {"type": kind})
 
 
-def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
-    return {}
-
-
 def _metadata(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {"types": json.dumps({name: used["type"] for name, used in settings.items()})}
 
@@ -135,7 +132,7 @@ GGUF = Interchange(
     _detect,
     _read,
     _write,
-    _config,
+    unlabelled,
     "GGUF of llama.cpp: Llama, Qwen 2 and 3, Gemma, Mistral, Mixtral, with the tokenizer",
     _metadata,
     CONTAINER,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from math import prod
@@ -27,9 +26,9 @@ from ao_quant.gguf.configuration import (
     frequencies_of,
     metadata_of,
 )
-from ao_quant.gguf.metadata import add_metadata, gguf_package
 from ao_quant.gguf.names import Place, places
 from ao_quant.gguf.read import DENSE, GGUFHeader, mapped_tensors, read_gguf_header
+from ao_quant.gguf.write import Info, write_whole
 from ao_quant.interchange.gguf_tokens import tokenizer_metadata
 
 __all__ = ["CONTAINER"]
@@ -103,8 +102,7 @@ def _open(path: Path) -> Source:
 
 def _scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What of the metadata is a number or a text."""
-    plain = {key: getattr(value, "item", lambda v=value: v)() if getattr(value, "ndim", 0) == 0 else value
-             for key, value in metadata.items()}  # fmt: skip
+    plain = {k: v.item() if getattr(v, "ndim", None) == 0 else v for k, v in metadata.items()}
     return {k: v for k, v in plain.items() if isinstance(v, (str, int, float, bool))}
 
 
@@ -206,33 +204,9 @@ def _write(
         entries.append(
             Entry(FREQUENCIES, tuple(factors.shape), "F32", factors.nbytes, lambda: factors)
         )
-    gguf = gguf_package()
-    writer = gguf.GGUFWriter(None, "")
-    add_metadata(writer, metadata)
-    for entry in entries:
-        kind = gguf.GGMLQuantizationType[entry.kind]
-        writer.add_tensor_info(entry.name, entry.shape, None, entry.nbytes, kind)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        writer.write_header_to_file(unfinished)
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for data in _buffers(entries):
-            writer.write_tensor_data(data)
-        (file,) = writer.fout
-        writer.write_padding(file, file.tell())
-        file.flush()
-        os.fsync(file.fileno())
-        writer.close()
-        os.replace(unfinished, path)
-    finally:
-        writer.close()
-        unfinished.unlink(missing_ok=True)
-
-
-def _buffers(entries: list[Entry]) -> Iterator[Any]:
-    for entry in entries:
-        yield entry.read().contiguous().reshape(-1).view(torch.uint8).numpy()
+    infos = [Info(entry.name, entry.shape, entry.kind, entry.nbytes) for entry in entries]
+    data = (entry.read().contiguous().reshape(-1).view(torch.uint8) for entry in entries)
+    write_whole(path, metadata, infos, data)
 
 
 def _unpack(path: Path, place: Path) -> tuple[str, ...]:

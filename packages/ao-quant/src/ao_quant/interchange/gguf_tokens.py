@@ -65,7 +65,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _added(folder: Path, own: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
-    """Tokens beside a vocabulary: id -> (text, whether it is special)."""
+    """Tokens added to a vocabulary: id -> (text, whether it is special)."""
     told = own.get("added_tokens_decoder") or {}
     found = {int(i): (t["content"], bool(t.get("special"))) for i, t in told.items()}
     for text, number in _object(folder / "added_tokens.json").items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from ao_core.ext.interchange import Source
 #: what AutoRound's label says; its tensors are those of other formats
 AUTOROUND = "auto-round"
 
-__all__ = ["AUTOROUND", "check_form", "modules_with", "quantized_by", "simple"]
+__all__ = ["AUTOROUND", "check_form", "modules_with", "quantized_by", "simple", "unlabelled"]
 
 
 def modules_with(source: Source, *suffixes: str) -> Iterator[str]:
@@ -51,3 +52,8 @@ def check_form(
 def simple(name: str) -> str:
     """A name as a regular expression that matches it alone."""
     return "^" + re.escape(name) + "$"
+
+
+def unlabelled(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
+    """`Interchange.config` of formats that need no label in config.json."""
+    return {}

@@ -1,7 +1,7 @@
 """ONNX files with MatMulNBits: the initializers of each such node are a weight, and back.
 
 Codes are the little-endian bit stream of a row, cut into blocks; zero points are packed by rows, or are
-numbers; where there are none, they are 2**(bits - 1). What a graph computes besides is not read.
+numbers; where there are none, they are 2**(bits - 1). The rest of the graph is not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_core.ext.schema import COUNT, TEXT, Fields, Items, Optional, SchemaError, check, parse_json
 from ao_quant.interchange.integers import SCALES, Integers, assemble, integers_on, tensor_of
-from ao_quant.interchange.naming import check_form
+from ao_quant.interchange.naming import check_form, unlabelled
 from ao_quant.interchange.onnx_files import CONTAINER
 from ao_quant.interchange.words import pack_words, unpack_words
 
@@ -130,10 +130,6 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     return Written(tensors, used)
 
 
-def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
-    return {}
-
-
 def _metadata(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {"nodes": json.dumps([dict(used) for used in settings.values()])}
 
@@ -148,7 +144,7 @@ ONNX = Interchange(
     _detect,
     _read,
     _write,
-    _config,
+    unlabelled,
     "ONNX: the initializers of MatMulNBits, 2, 4 and 8 bits in blocks of 16 to 256",
     _metadata,
     CONTAINER,

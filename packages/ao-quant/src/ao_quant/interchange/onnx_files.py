@@ -51,7 +51,7 @@ def _nodes(graph: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bytes(path: Path, tensor: Any, size: int) -> bytes:
-    """Those of an initializer: in the file itself, or in one beside it.
+    """The bytes of an initializer, from the file itself or from its external data.
 
     Raises:
         CheckpointError: there are others than its form needs, or they are outside of the folder.
@@ -103,9 +103,8 @@ def _open(path: Path) -> Source:
 
     try:
         named = [*held, *(name for node in model.graph.node for name in node.input)]
-        if any(
-            isinstance(name, bytes) for name in named
-        ):  # which protobuf gives where it is no UTF-8
+        # protobuf gives bytes for what is not UTF-8
+        if any(isinstance(name, bytes) for name in named):
             raise CheckpointError(f"{path} is damaged: a name is not a text in UTF-8")
         metadata = {"nodes": json.dumps(list(_nodes(model.graph)))}
         config = {e.key: e.value for e in model.metadata_props}
@@ -117,7 +116,7 @@ def _open(path: Path) -> Source:
 def _write(
     path: Path, source: Source, settings: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> None:
-    """A file with all tensors in another one beside it, so that no size is too large."""
+    """Write a file whose tensors are external data in a second file, so that no size is too large."""
     helper, onnx = _package().helper, _package()
     beside = path.with_name(path.name + ".data")
     initializers, places, at = [], [], 0

@@ -42,6 +42,12 @@ class Opened(NamedTuple):
         return self.checkpoint.path
 
     @property
+    def folder(self) -> Path:
+        """The folder that it is, or is in."""
+        path = self.checkpoint.path
+        return path if path.is_dir() else path.parent
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All that hold tensors."""
         return self.checkpoint.files or (self.checkpoint.path,)

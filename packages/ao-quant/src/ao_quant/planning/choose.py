@@ -46,7 +46,7 @@ def chosen(
     *,
     predicted: bool,
 ) -> QuantizationPlan:
-    """The best plan, and each format for all weights beside it.
+    """The best plan, compared with each format applied to all weights.
 
     Args:
         dense: with all options, of which none is chosen yet.

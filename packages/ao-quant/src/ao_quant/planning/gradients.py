@@ -41,10 +41,9 @@ def gradients_of(
 
     For "output", answers are multiplied by random signs r: the expectation of ⟨∂ r·a / ∂ W, Δ⟩² is the
     squared change of the answers to first order. For "kl", a class c is drawn at each position from the
-    model's own
-    distribution: the expectation of ⟨∂ Σ log p(c) / ∂ W, Δ⟩² / 2 is the divergence to second order (the
-        Fisher information; Martens, New insights and perspectives on the natural gradient method, 2020).
-        Positions are drawn independently, so gradients of many of them add up in one tensor.
+    model's own distribution: the expectation of ⟨∂ Σ log p(c) / ∂ W, Δ⟩² / 2 is the divergence to second
+    order (the Fisher information; Martens, New insights and perspectives on the natural gradient method,
+    2020). Positions are drawn independently, so gradients of many of them add up in one tensor.
 
     Raises:
         ConfigError: an answer depends on no weight.

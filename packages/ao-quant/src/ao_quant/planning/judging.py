@@ -1,4 +1,4 @@
-"""What the model answers with some of its weights in other formats, beside what it answers as it is."""
+"""The error of the model's answers with some of its weights in other formats."""
 
 from __future__ import annotations
 

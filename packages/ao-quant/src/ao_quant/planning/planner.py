@@ -53,9 +53,9 @@ def plan(
     """The best format for each weight within a budget, as a configuration for `quantize_`.
 
     What the model loses with each weight in each candidate format is predicted, or measured, for each alone;
-    losses are added up, and the choice of least sum within the budget is found exactly. Where there is data
-    or a sample, each candidate for all weights is measured beside the plan if it fits as well, and is taken
-    where it is better. Exactly one of `budget`, `bits` and `max_kl` is given. The model is not changed.
+    losses are added up, and the choice of least sum within the budget is found exactly. If there is data or a
+    sample, each candidate that fits is also measured on all weights, and is taken if it is better than the
+    plan. Exactly one of `budget`, `bits` and `max_kl` is given. The model is not changed.
 
     Args:
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
@@ -101,11 +101,8 @@ def plan(
     measure = _measure(measure, sample, data, goal)
     batches = None if data is None else batches_of(data, "plan")
     if measure is None:
-        measure = (
-            _by_answer(model, sample, "sample")
-            if batches is None
-            else _by_answer(model, batches[0], "data")
-        )
+        name, first = ("sample", sample) if batches is None else ("data", batches[0])
+        measure = _by_answer(model, first, name)
     predicted = batches is not None and sample is None and measure in ("output", "kl")
     gradients = None
     if predicted and batches is not None and planned:

@@ -1,4 +1,4 @@
-"""One format for all weights, beside a plan: what is predicted for it, and what is measured."""
+"""One format for all weights, compared with a plan: predicted and measured errors."""
 
 from __future__ import annotations
 

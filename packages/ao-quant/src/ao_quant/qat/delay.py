@@ -9,7 +9,16 @@ from torch import nn
 from ao_core.ext import AoError, ConfigError
 from ao_core.ext.compute import delay_, prepared_weights
 
-__all__ = ["Delay"]
+__all__ = ["Delay", "check_prepared"]
+
+
+def check_prepared(model: nn.Module) -> None:
+    """Raise `ConfigError` unless a weight of the model is prepared for training."""
+    if not prepared_weights(model):
+        raise ConfigError(
+            "model: none of its weights is prepared for quantization-aware training; call "
+            "quantize_(model, QATConfig(base)) first"
+        )
 
 
 class Delay:
@@ -29,11 +38,7 @@ class Delay:
     def __init__(self, model: nn.Module, steps: int) -> None:
         if steps < 0:
             raise ConfigError(f"steps={steps!r}: use 0 or more")
-        if not prepared_weights(model):
-            raise ConfigError(
-                "model: none of its weights is prepared for quantization-aware training; call "
-                "quantize_(model, QATConfig(base)) first"
-            )
+        check_prepared(model)
         self._model = model
         self.steps = steps
         self.done = 0

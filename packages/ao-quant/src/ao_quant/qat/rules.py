@@ -1,4 +1,4 @@
-"""Fake-quantize rules: formats that choose more than scales, and what is learned beside weights."""
+"""Fake-quantize rules: formats that choose more than scales, learned scales and adapters."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _apply_merged(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> T
 
 
 class _Beside(torch.autograd.Function):
-    """The stored weight with B A beside its codes, with the gradients of W + B A."""
+    """The stored weight with B A as a separate part, and the gradients of W + B A."""
 
     @staticmethod
     def forward(values: Tensor, b: Tensor, a: Tensor, spec: Spec) -> Tensor:
@@ -173,9 +173,9 @@ def _apply_beside(values: Tensor, spec: Spec, extras: Mapping[str, Tensor]) -> T
 
 
 #: Adapters (LoRA, Hu et al. 2021, arXiv:2106.09685) of a weight W that is not trained: the extra tensors "a"
-#: (rank, K) and "b" (N, rank), with s = alpha / rank. "lora_base" stores W in its format and s B A beside it,
-#: in bfloat16; "lora_merged" stores W + s B A in the format. The derivative of rounding is taken to be 1 in
-#: both.
+#: (rank, K) and "b" (N, rank), with s = alpha / rank. "lora_base" stores W in its format and s B A
+#: separately, in bfloat16; "lora_merged" stores W + s B A in the format. Both take the derivative of rounding
+#: to be 1.
 LORA = {
     "base": register_fake_quantize(
         FakeQuantize("lora_base", _adapters, _apply_beside, freezes=True)

@@ -8,6 +8,7 @@ from torch import nn
 from ao_core import QTensor
 from ao_core.ext import ConfigError
 from ao_core.ext.compute import extra_tensors, give_extras, rescaled, take_extras, trainable_scale
+from ao_quant.qat.transform import check_learned
 
 __all__ = ["store_scales_", "train_scales_"]
 
@@ -67,12 +68,7 @@ def store_scales_(model: nn.Module) -> None:
         if "scale" not in extras or not isinstance(weight, QTensor):
             continue
         scale = extras["scale"]
-        if not bool((scale > 0).all() & scale.isfinite().all()):
-            least, greatest = (float(value) for value in scale.aminmax())
-            raise ConfigError(
-                f"{name}.weight: its learned scales go from {least:g} to {greatest:g}; they must be "
-                "finite and positive: train with a lower learning rate"
-            )
+        check_learned(f"{name}.weight", "scale", scale, positive=True)
         changes.append((module, nn.Parameter(rescaled(weight, scale), requires_grad=False)))
     if not changes:
         raise ConfigError("model: no scale is trained; call train_scales_ before")

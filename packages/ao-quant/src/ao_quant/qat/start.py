@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ao_core import ComputeWeight, QTensor
 from ao_core.ext import ConfigError
-from ao_core.ext.compute import extra_tensors, points_of, prepared_weights
+from ao_core.ext.compute import extra_tensors, points_of
+from ao_quant.qat.delay import check_prepared
 
 __all__ = ["start_from_"]
 
@@ -32,11 +33,7 @@ def start_from_(model: nn.Module, quantized: nn.Module) -> list[str]:
         ConfigError: no weight of `model` is prepared, its modules are others, or a weight is quantized to
             another number format or in other blocks. The model is as it was then.
     """
-    if not prepared_weights(model):
-        raise ConfigError(
-            "model: none of its weights is prepared for quantization-aware training; call "
-            "quantize_(model, QATConfig(base)) first"
-        )
+    check_prepared(model)
     changes: list[tuple[Tensor, Tensor]] = []
     names = []
     others = dict(quantized.named_modules())

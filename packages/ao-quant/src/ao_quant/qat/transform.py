@@ -15,7 +15,7 @@ from ao_quant.configs.gguf import GGUFWeightOnlyConfig
 from ao_quant.configs.qat import LoRAQATConfig, QATConfig
 from ao_quant.qat.rules import CLIPPED, LORA, STRETCHED, gguf_rule
 
-__all__ = ["apply_qat", "matmuls_of", "qat_head"]
+__all__ = ["apply_qat", "check_learned", "matmuls_of", "qat_head"]
 
 #: a matmul of gradients with something else, in float8
 _FLOAT8 = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e5m2", (1, WHOLE)))
@@ -105,15 +105,19 @@ def _converted(
         )
     extras = {name: extra.detach() for name, extra in extra_tensors(target.module).items()}
     for name, extra in extras.items():
-        positive = name not in ("offset", "a", "b")
-        if extra.isfinite().all() and (not positive or (extra > 0).all()):
-            continue
-        least, greatest = (float(v) for v in extra.float().aminmax())
-        raise ConfigError(
-            f"{target.fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
-            f"{' and positive' if positive else ''}: train with a lower learning rate for them"
-        )
+        check_learned(target.fqn, name, extra, positive=name not in ("offset", "a", "b"))
     return deployed(weight, extras)
+
+
+def check_learned(fqn: str, name: str, extra: Tensor, *, positive: bool) -> None:
+    """Raise `ConfigError` if a learned extra tensor of a weight cannot be stored."""
+    if extra.isfinite().all() and (not positive or (extra > 0).all()):
+        return
+    least, greatest = (float(v) for v in extra.float().aminmax())
+    raise ConfigError(
+        f"{fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
+        f"{' and positive' if positive else ''}: train with a lower learning rate for them"
+    )
 
 
 def _named(extra: str) -> str:

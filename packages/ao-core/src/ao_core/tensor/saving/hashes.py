@@ -7,40 +7,29 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from ao_core.errors import CheckpointError
-from ao_core.schema import SchemaError, parse_json
+from ao_core.schema import SchemaError
 from ao_core.tensor.saving.checkpoint import Checkpoint
+from ao_core.tensor.saving.shards import Place, places_of
 
 __all__ = ["first_difference", "tensor_hashes"]
 
 _BUFFER = 1 << 20
 
 
-class _Place(NamedTuple):
-    """Where the bytes of a tensor are."""
-
-    path: Path
-    name: str
-    #: as the file says it
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-    def sha256(self) -> str:
-        """The hash of dtype, shape and bytes."""
-        sha = hashlib.sha256(f"{self.dtype}{list(self.shape)}".encode())
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start)
-            left = self.end - self.start
-            while left and (data := file.read(min(_BUFFER, left))):
-                sha.update(data)
-                left -= len(data)
-        if left:
-            raise CheckpointError(f"{self.path}: ends within {self.name!r}")
-        return sha.hexdigest()
+def _sha256(path: Path, name: str, place: Place) -> str:
+    """The hash of dtype, shape and bytes."""
+    sha = hashlib.sha256(f"{place.dtype}{list(place.shape)}".encode())
+    with path.open("rb", buffering=0) as file:
+        file.seek(place.start)
+        left = place.end - place.start
+        while left and (data := file.read(min(_BUFFER, left))):
+            sha.update(data)
+            left -= len(data)
+    if left:
+        raise CheckpointError(f"{path}: ends within {name!r}")
+    return sha.hexdigest()
 
 
 def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
@@ -51,37 +40,21 @@ def tensor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
     Raises:
         CheckpointError: a file cannot be read any more.
     """
-    places = [place for path in checkpoint.files for place in _places(path)]
     try:
+        found = {
+            name: (path, name, place)
+            for path in checkpoint.files
+            for name, place in places_of(path)[1].items()
+        }
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            hashes = list(pool.map(_Place.sha256, places))
+            hashes = pool.map(_sha256, *zip(*found.values(), strict=True)) if found else ()
+            by_name = dict(zip(found, hashes, strict=True))
     except OSError as error:
-        raise CheckpointError(
-            f"{checkpoint.path}: cannot be read: {error.strerror or error}"
-        ) from error
-    found = {place.name: told for place, told in zip(places, hashes, strict=True)}
-    return {name: found[name] for name in sorted(found)}
-
-
-def _places(path: Path) -> list[_Place]:
-    """Of all tensors of a safetensors file that was opened before, and so is one."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            table: dict[str, Any] = parse_json(file.read(size))
-    except (OSError, SchemaError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    table.pop("__metadata__", None)
-    return [
-        _Place(
-            path,
-            name,
-            told["dtype"],
-            tuple(told["shape"]),
-            *(8 + size + offset for offset in told["data_offsets"]),
-        )
-        for name, told in table.items()
-    ]
+        reason = error.strerror or error
+        raise CheckpointError(f"{checkpoint.path}: cannot be read: {reason}") from error
+    except SchemaError as error:
+        raise CheckpointError(f"{checkpoint.path}: cannot be read: {error}") from error
+    return {name: by_name[name] for name in sorted(by_name)}
 
 
 def first_difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:

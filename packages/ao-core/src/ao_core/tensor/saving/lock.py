@@ -1,4 +1,4 @@
-"""`ao.lock.json`: all that the bytes of a quantized checkpoint follow from, and hashes of its tensors."""
+"""`ao.lock.json`: what is needed to reproduce a quantized checkpoint, and hashes of its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ao_core.__about__ import __version__
 from ao_core.dispatch import matmul_op, select
 from ao_core.errors import CheckpointError, UnsupportedOp
 from ao_core.records import Call
-from ao_core.schema import ANY, COUNT, TEXT, Fields, Items, SchemaError, Table, Text
+from ao_core.schema import ANY, COUNT, SHA256, TEXT, Fields, Items, SchemaError, Table
 from ao_core.spec import Spec
 from ao_core.tensor.relayout import best_spec
 from ao_core.tensor.saving.checkpoint import Checkpoint
@@ -36,6 +36,7 @@ __all__ = [
     "note",
     "read_lock",
     "text_of",
+    "versions_of",
 ]
 
 #: the name of the file
@@ -43,7 +44,6 @@ LOCK = "ao.lock.json"
 _VERSION = 1
 #: where a module keeps what was done to it
 _NOTES = "_ao_done"
-_SHA256 = Text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal digits")
 _FIELDS = Fields(
     {
         "version": COUNT,
@@ -53,8 +53,8 @@ _FIELDS = Fields(
         ),
         "seeds": Table(ANY),
         "options": Table(ANY),
-        "source": Table(_SHA256),
-        "tensors": Table(_SHA256),
+        "source": Table(SHA256),
+        "tensors": Table(SHA256),
     }
 )
 
@@ -85,7 +85,7 @@ class Lock:
     steps: tuple[Done, ...]
     #: by the path of a field in a configuration, or "data" for what was drawn of a file
     seeds: Mapping[str, Any]
-    #: what `quantize_checkpoint` was told besides; empty: the model was quantized in memory
+    #: other arguments of `quantize_checkpoint`; empty: the model was quantized in memory
     options: Mapping[str, Any]
     #: SHA-256 of each tensor of the source, by name; empty: it was a model in memory
     source: Mapping[str, str]
@@ -135,7 +135,7 @@ def lock_of(
         dists |= set(_texts(step.config, "provider"))
         found |= {f"steps.{number}.{path}": seed for path, seed in _seeds(step.config)}
     return Lock(
-        {"torch": torch.__version__, "ao-core": __version__} | _versions(dists - {"ao-core"}),
+        versions_of(dists),
         tuple(steps),
         found,
         dict(options or {}),
@@ -189,9 +189,10 @@ def kernels_of(
     return {op: dict(sorted(names.items())) for op, names in sorted(found.items())}
 
 
-def _versions(dists: set[str]) -> dict[str, str]:
-    found = {}
-    for dist in sorted(dists):
+def versions_of(dists: Iterable[str]) -> dict[str, str]:
+    """The versions of torch, ao-core and other distributions here; empty where one is not installed."""
+    found = {"torch": torch.__version__, "ao-core": __version__}
+    for dist in sorted({*dists} - found.keys()):
         try:
             found[dist] = distributions.version(dist)
         except distributions.PackageNotFoundError:  # registered in the process

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -19,11 +19,12 @@ from torch import Tensor
 
 from ao_core.errors import CheckpointError
 from ao_core.regular_files import not_a_file
-from ao_core.schema import SHAPE, TEXT, SchemaError, check
+from ao_core.schema import SHAPE, TEXT, SchemaError, check, parse_json
 from ao_core.tensor.saving.header import Form, Header, parse_header
 from ao_core.tensor.saving.leaves import dtype_name
 
 __all__ = [
+    "Place",
     "Shard",
     "Slot",
     "checksum",
@@ -31,6 +32,7 @@ __all__ = [
     "form_crc",
     "memory_of",
     "open_shard",
+    "places_of",
     "restore",
     "store",
     "write_file",
@@ -196,6 +198,36 @@ def write_shard(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[str,
     forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()}
     header, order = file_header(forms, metadata)
     write_file(path, [header, *(memory_of(stored[name]) for name in order)])
+
+
+class Place(NamedTuple):
+    """Where a tensor is in a file, as its header says."""
+
+    #: code of safetensors
+    dtype: str
+    shape: tuple[int, ...]
+    #: first byte in the file, and the first one after it
+    start: int
+    end: int
+
+
+def places_of(path: Path) -> tuple[dict[str, str], dict[str, Place]]:
+    """The metadata of a file, and where its tensors are; it was opened before, and so is one of safetensors.
+
+    Raises:
+        OSError: it cannot be read.
+        SchemaError: its header is no JSON any more.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        table: dict[str, Any] = parse_json(file.read(size))
+    metadata = table.pop("__metadata__", {})
+    return metadata, {
+        name: Place(
+            told["dtype"], tuple(told["shape"]), *(8 + size + n for n in told["data_offsets"])
+        )
+        for name, told in table.items()
+    }
 
 
 def open_shard(path: Path) -> Shard:

@@ -47,7 +47,7 @@ def save_model(
     hold both for a moment. Other files in the directory are left alone. Tied tensors are written
     once, kernel layouts as canonical ones, a `ComputeWeight` as its dense memory. Equal tensors under
     equal names give equal files, in whatever order a model has them. Only one process may save into
-    a directory at a time. `ao.lock.json` beside them says what was done to the model, and has a hash of each
+    a directory at a time. `ao.lock.json` next to them records what was done to the model, and a hash of each
     tensor, see `Lock`.
 
     Args:
