@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ao_core.arguments import checked
+from ao_core.outcome import tell
 from ao_core.tensor import QTensor
 from ao_core.tensor.described import undescribe
 from ao_core.tensor.saving.lock import forget
@@ -26,4 +27,6 @@ def dequantize_(model: nn.Module) -> list[str]:
                 names.append(f"{module_fqn}.{name}" if module_fqn else name)
                 undescribe(module)
     forget(model)
+    if names:
+        tell(model)
     return names

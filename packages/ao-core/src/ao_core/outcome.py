@@ -39,21 +39,22 @@ _ROWS = 4096
 
 
 #: what is called with each model that `quantize_` has changed
-_told: list[Callable[[nn.Module, Report], object]] = []
+_told: list[Callable[[nn.Module, Report | None], object]] = []
 
 
-def when_quantized(function: Callable[[nn.Module, Report], object]) -> None:
+def when_quantized(function: Callable[[nn.Module, Report | None], object]) -> None:
     """Call `function(model, report)` after each `quantize_`: for libraries that keep notes on a model.
 
-    It must leave alone models that it does not know, and not raise.
+    The report is None after `dequantize_`, and where only what is trained has changed, as in
+    `train_scales_`. The function must leave alone models that it does not know, and not raise.
     """
     if function not in _told:
         _told.append(function)
 
 
-def tell(model: nn.Module, report: Report) -> None:
-    """Call what `when_quantized` was given, where a parameter was changed."""
-    if report.with_status("changed"):
+def tell(model: nn.Module, report: Report | None = None) -> None:
+    """Call what `when_quantized` was given, where parameters were changed, or what is trained."""
+    if report is None or report.with_status("changed"):
         for function in _told:
             function(model, report)
 

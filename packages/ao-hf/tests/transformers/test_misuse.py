@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ao_core import FqnToConfig, quantize_
+from ao_core import FqnToConfig, dequantize_, quantize_
 from ao_core.ext import CheckpointError, ConfigError, UnknownNameError, registry
+from ao_core.ext.quantizing import NothingConvertedWarning
 from ao_hf import AoConfig, attach
 from ao_quant import quantize_checkpoint
 
@@ -181,3 +182,38 @@ def test_weights_that_are_trained_are_known_as_such(dense):
     assert other.hf_quantizer.is_qat_trainable
     quantize_(third := AutoModelForCausalLM.from_pretrained(dense), "int8_weight_only")
     assert not third.hf_quantizer.is_qat_trainable
+
+
+def test_models_that_share_a_configuration(tokens, llama, tmp_path):
+    """Quantizing one says nothing of the other, which is saved dense and quantized while it is loaded."""
+    first = llama()
+    other = type(first)(first.config)
+    quantize_(first, "int8_weight_only")
+    assert {id(module.config) for module in first.modules() if hasattr(module, "config")} == {
+        id(first.config)
+    }
+    other.save_pretrained(tmp_path / "other")
+    assert not hasattr(AutoConfig.from_pretrained(tmp_path / "other"), "quantization_config")
+    config = AoConfig("int8_weight_only")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "other", quantization_config=config)
+    quantize_(other.eval(), "int8_weight_only")
+    assert torch.equal(loaded(tokens).logits, other(tokens).logits)
+
+
+def test_a_dense_folder_that_claims_to_be_quantized(dense):
+    file = dense / "config.json"
+    entry = {"quantization_config": AoConfig("int8_weight_only").to_dict()}
+    file.write_text(json.dumps(json.loads(file.read_text()) | entry))
+    with pytest.warns(NothingConvertedWarning, match="all its weights are dense"):
+        AutoModelForCausalLM.from_pretrained(dense)
+
+
+def test_a_model_that_is_dense_again(dense, tmp_path):
+    """It is saved as any dense one."""
+    model = AutoModelForCausalLM.from_pretrained(dense)
+    quantize_(model, "int8_weight_only")
+    dequantize_(model)
+    model.save_pretrained(tmp_path / "again")
+    assert not hasattr(model, "hf_quantizer")
+    assert not hasattr(AutoConfig.from_pretrained(tmp_path / "again"), "quantization_config")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "again")

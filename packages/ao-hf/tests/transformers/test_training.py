@@ -5,8 +5,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from ao_core import QTensor
+from ao_core import QTensor, quantize_
 from ao_hf import AoConfig
+from ao_quant import Int4WeightOnlyConfig
+from ao_quant.qat import store_scales_, train_scales_
 
 
 @pytest.fixture
@@ -69,3 +71,23 @@ def test_quantized_weights_that_are_trained(dense, arguments, rows, tmp_path):
         assert weight.grad.isfinite().all()
         assert weight.grad.any()
         Trainer(each, arguments, train_dataset=rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scales_that_are_trained(llama, arguments, rows):
+    model = llama()
+    quantize_(model, Int4WeightOnlyConfig(32))
+    codes = model.model.layers[0].mlp.up_proj.weight
+    train_scales_(model)
+    arguments.learning_rate = 1e-5
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    ids = rows[0]["input_ids"][None]
+    trained = model(ids).logits
+    store_scales_(model)
+    assert torch.equal(model(ids).logits, trained)
+    assert not torch.equal(
+        model.model.layers[0].mlp.up_proj.weight.dequantize(), codes.dequantize()
+    )
+    with pytest.raises(ValueError, match="purely quantized"):
+        Trainer(model, arguments, train_dataset=rows)

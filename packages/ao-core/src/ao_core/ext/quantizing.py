@@ -6,6 +6,7 @@ from ao_core.calibration.needing import needs_data
 from ao_core.outcome import (
     EmulationWarning,
     NothingConvertedWarning,
+    tell,
     warn_caller,
     warn_if_emulated,
     when_quantized,
@@ -34,6 +35,7 @@ __all__ = [
     "regridded",
     "stack_of",
     "stepped_problem",
+    "tell",
     "transformed",
     "warn_caller",
     "warn_if_emulated",

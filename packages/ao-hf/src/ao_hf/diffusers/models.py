@@ -15,7 +15,7 @@ from ao_hf.decisions import check_quantized
 from ao_hf.memory import show_stored
 from ao_hf.method import sequence
 
-__all__ = ["attach", "follow", "forget", "is_known", "mark"]
+__all__ = ["attach", "follow", "is_known", "mark"]
 
 #: of the configuration of a model
 _ENTRY = "quantization_config"
@@ -54,21 +54,29 @@ def mark(model: Any) -> None:
     show_stored(model)
 
 
-def forget(model: Any) -> None:
+def _forget(model: Any) -> None:
     """Take away what a model says of its quantization, since it is dense."""
     kept = {name: value for name, value in model.config.items() if name != _ENTRY}
     model._internal_dict = type(model.config)(kept)
     model.__dict__.pop("quantization_method", None)
 
 
-def follow(model: nn.Module, report: Report) -> None:
-    """`attach` for a model that `quantize_` has changed, where it is one of diffusers."""
+def follow(model: nn.Module, report: Report | None) -> None:
+    """`attach` for a model that `quantize_` has changed, where it is one of diffusers.
+
+    Without a report, it is dense again, or what is trained has changed.
+    """
     if not is_known(model):
         return
-    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
-        return  # low-precision training: what is stored is dense
     known: Any = model
     before = known.config.get(_ENTRY)
+    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
+        # after low-precision training what is stored is dense, too
+        if report is None and before is not None:
+            _forget(known)
+        return
+    if report is None:
+        return
     if isinstance(before, Mapping):  # which saving makes of it
         before = AoConfig.from_dict(before)
     if before is None:

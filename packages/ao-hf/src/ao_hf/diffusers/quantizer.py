@@ -18,7 +18,7 @@ from ao_hf.config import AoConfig
 from ao_hf.decisions import decisions_of, report_of, size_of
 from ao_hf.diffusers.devices import counted_as
 from ao_hf.diffusers.loading import Loading
-from ao_hf.diffusers.models import forget, mark
+from ao_hf.diffusers.models import mark
 from ao_hf.memory import give_back
 
 __all__ = ["AoDiffusersQuantizer"]
@@ -200,5 +200,4 @@ class AoDiffusersQuantizer(DiffusersQuantizer):
 
     def _dequantize(self, model: Any) -> Any:
         dequantize_(model)
-        forget(model)
         return model

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from torch import nn
 
 from ao_core import QTensor, Report
 from ao_core.ext import checked
+from ao_core.ext.compute import extra_tensors
 from ao_hf.config import AoConfig
 from ao_hf.decisions import check_quantized
 from ao_hf.hub import model_of
@@ -19,8 +21,9 @@ __all__ = ["attach", "follow", "learns", "mark"]
 
 
 def learns(model: nn.Module) -> bool:
-    """Whether quantized parameters have gradients: they are trained themselves."""
-    return any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
+    """Whether quantized parameters have gradients, or their scales do: they are trained themselves."""
+    quantized = any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
+    return quantized or any(extra_tensors(module) for module in model.modules())
 
 
 def mark(model: Any) -> None:
@@ -46,6 +49,7 @@ def attach(model: Any, config: AoConfig) -> None:
     from ao_hf.transformers.quantizer import AoHfQuantizer
 
     check_quantized(model, AoHfQuantizer)
+    _own_config(model)
     quantizer = AoHfQuantizer(config, pre_quantized=True)
     model.hf_quantizer = quantizer
     model.is_quantized = True
@@ -53,18 +57,36 @@ def attach(model: Any, config: AoConfig) -> None:
     quantizer.postprocess_model(model)
 
 
-def follow(model: nn.Module, report: Report) -> None:
+def _own_config(model: Any) -> None:
+    """Give a model a configuration that no other model has, and all its modules the same."""
+    copies: dict[int, Any] = {}
+    deepcopy(model.config, copies)
+    for module in model.modules():
+        config = copies.get(id(getattr(module, "config", None)))
+        if config is not None:
+            module.config = config
+
+
+def follow(model: nn.Module, report: Report | None) -> None:
     """`attach` for the models of transformers in a model that `quantize_` has changed.
 
     That is the model itself, or those that it wraps, as a `SentenceTransformer` does. Names in the
-    configuration are then those of the wrapper.
+    configuration are then those of the wrapper. Without a report, the model is dense again, or what is
+    trained has changed.
     """
     for inner in _outermost(model):
-        if not any(isinstance(parameter, QTensor) for parameter in inner.parameters()):
+        quantized = any(isinstance(parameter, QTensor) for parameter in inner.parameters())
+        if report is None:
+            quantizer = getattr(inner, "hf_quantizer", None)
+            if quantizer is not None and isinstance(quantizer.quantization_config, AoConfig):
+                quantizer.learns = learns(inner)
+                if not quantized:
+                    quantizer.remove_quantization_config(inner)
+            continue
+        if not quantized:
             continue  # low-precision training, or another part: what is stored is dense
         before = getattr(inner.config, "quantization_config", None)
         if isinstance(before, AoConfig):
-            # models may share a configuration, and only one of them be known by it
             base = getattr(getattr(inner, "hf_quantizer", None), "base_model", None)
             done = sequence(before.config, report.config)
             attach(inner, AoConfig.of_dict(done, before.modules_to_not_convert))

@@ -12,7 +12,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from ao_core import Report, dequantize_
 from ao_core.ext import CheckpointError, ConfigError
-from ao_core.ext.quantizing import Decision, needs_data
+from ao_core.ext.quantizing import Decision, NothingConvertedWarning, needs_data, warn_caller
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
 from ao_hf.config import AoConfig
@@ -98,6 +98,12 @@ class AoHfQuantizer(HfQuantizer):
         ):
             if missing := found.missing_providers():
                 raise CheckpointError(f"{found.path}: needs {'; and '.join(missing)}")
+            if not found.records:
+                warn_caller(
+                    f"{found.path}: its config.json says ao quantized it, but all its weights are dense; "
+                    'take "quantization_config" out of it to have them quantized while they are loaded',
+                    NothingConvertedWarning,
+                )
             return Own(found)
         if isinstance(self._device_map, dict) and "disk" in self._device_map.values():
             raise ConfigError(
@@ -179,7 +185,7 @@ class AoHfQuantizer(HfQuantizer):
 
     @property
     def is_qat_trainable(self) -> bool:
-        """Whether quantized weights themselves are trained: those of `int8_weight_only_training` are."""
+        """Whether quantized weights are trained: in `int8_weight_only_training`, or their scales."""
         return self.learns
 
     @property

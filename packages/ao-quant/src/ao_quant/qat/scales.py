@@ -8,6 +8,7 @@ from torch import nn
 from ao_core import QTensor
 from ao_core.ext import ConfigError
 from ao_core.ext.compute import extra_tensors, give_extras, rescaled, take_extras, trainable_scale
+from ao_core.ext.quantizing import tell
 from ao_quant.qat.transform import check_learned
 
 __all__ = ["store_scales_", "train_scales_"]
@@ -50,6 +51,7 @@ def train_scales_(model: nn.Module) -> list[nn.Parameter]:
         scales.append(nn.Parameter(scale.detach().clone()))
         for module in modules:
             give_extras(module, {"scale": scales[-1]})
+    tell(model)
     return scales
 
 
@@ -75,3 +77,4 @@ def store_scales_(model: nn.Module) -> None:
     for module, weight in changes:
         take_extras(module)
         module.weight = weight
+    tell(model)

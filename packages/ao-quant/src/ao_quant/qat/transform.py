@@ -111,12 +111,14 @@ def _converted(
 
 def check_learned(fqn: str, name: str, extra: Tensor, *, positive: bool) -> None:
     """Raise `ConfigError` if a learned extra tensor of a weight cannot be stored."""
-    if extra.isfinite().all() and (not positive or (extra > 0).all()):
+    wrong = ~extra.isfinite() | (extra <= 0 if positive else False)
+    if not wrong.any():
         return
     least, greatest = (float(v) for v in extra.float().aminmax())
     raise ConfigError(
         f"{fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
-        f"{' and positive' if positive else ''}: train with a lower learning rate for them"
+        f"{' and positive' if positive else ''}, and {int(wrong.sum())} of {wrong.numel()} are not: train "
+        f"with a lower learning rate for them{', or clamp them now' if positive else ''}"
     )
 
 
