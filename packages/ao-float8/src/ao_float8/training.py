@@ -50,7 +50,7 @@ class BitNetTrainingConfig(Config):
     """Train for BitNet b1.58: ternary weights by their mean magnitude, int8 activations per token.
 
     Gradients pass the rounding straight through (Ma et al. 2024, arXiv:2402.17764, section 2). The
-    trained weights go to `bitnet_weight_only` of ao-quant.
+    trained weights go to `int8_dynamic_activation_ternary_weight` of ao-quant, or to `bitnet_weight_only`.
     """
 
 

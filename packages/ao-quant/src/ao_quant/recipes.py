@@ -198,6 +198,12 @@ RECIPES: tuple[Recipe, ...] = (
         "6-bit weights in groups of 32 and int8 activations per token",
     ),
     Recipe(
+        "int8_dynamic_activation_ternary_weight",
+        c.Int8DynamicActivationTernaryWeightConfig(),
+        "weights -1, 0 and 1 and int8 activations per token: BitNet b1.58",
+        short="bitnet",
+    ),
+    Recipe(
         "float8_dynamic_activation_int4_weight",
         c.Float8DynamicActivationInt4WeightConfig(),
         "int4 weights in groups of 128 and float8 activations per token",

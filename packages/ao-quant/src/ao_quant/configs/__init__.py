@@ -28,6 +28,7 @@ from ao_quant.configs.ints import (
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
+    Int8DynamicActivationTernaryWeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
     UIntxWeightOnlyConfig,
@@ -87,6 +88,7 @@ __all__ = [
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
     "Int8DynamicActivationIntxWeightConfig",
+    "Int8DynamicActivationTernaryWeightConfig",
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
@@ -121,6 +123,7 @@ __all__ = [
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
     "int8_dynamic_activation_intx_weight",
+    "int8_dynamic_activation_ternary_weight",
     "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
@@ -153,6 +156,7 @@ int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
 int8_dynamic_activation_intx_weight = Int8DynamicActivationIntxWeightConfig
+int8_dynamic_activation_ternary_weight = Int8DynamicActivationTernaryWeightConfig
 float8_dynamic_activation_int4_weight = Float8DynamicActivationInt4WeightConfig
 int4_dynamic_activation_int4_weight = Int4DynamicActivationInt4WeightConfig
 int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
@@ -182,6 +186,7 @@ CONFIGS: dict[str, type[Config]] = {
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
     "int8_dynamic_activation_intx_weight": Int8DynamicActivationIntxWeightConfig,
+    "int8_dynamic_activation_ternary_weight": Int8DynamicActivationTernaryWeightConfig,
     "float8_dynamic_activation_int4_weight": Float8DynamicActivationInt4WeightConfig,
     "int4_dynamic_activation_int4_weight": Int4DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,

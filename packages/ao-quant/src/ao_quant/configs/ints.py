@@ -26,6 +26,7 @@ __all__ = [
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
     "Int8DynamicActivationIntxWeightConfig",
+    "Int8DynamicActivationTernaryWeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
@@ -38,6 +39,8 @@ _WITH_TENSOR = (*GROUP_SIZES, "tensor")
 _ROWS = (1, 16, 32, 64, 128, 256)
 #: activations with one scale per token, or one for all
 _TOKEN, _ALL = (1, WHOLE), (WHOLE, WHOLE)
+#: weights whose scale is their mean magnitude, and activations whose greatest element is exact
+_ABSMEAN, _GREATEST = (("scale_rule", "absmean"),), (("scale_rule", "greatest"),)
 #: activations with one scale and one zero point per token
 _ASYMMETRIC = Spec("uint8", _TOKEN, zero_point="int")
 
@@ -181,9 +184,8 @@ class BitNetWeightOnlyConfig(WeightConfig):
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
         layout = "packed" if self.trits_per_byte == 4 else "digits"
-        absmean = (("scale_rule", "absmean"),)
         return WeightFormat(
-            matrix_spec("ternary", self.group_size, "bfloat16", layout=layout, options=absmean)
+            matrix_spec("ternary", self.group_size, "bfloat16", layout=layout, options=_ABSMEAN)
         )
 
 
@@ -251,6 +253,30 @@ class Int8DynamicActivationIntxWeightConfig(ScaledConfig):
         zero_point = "none" if self.symmetric else "int"
         spec = _integers(self.bits, self.group_size, dtype, zero_point, act=_ASYMMETRIC)
         return WeightFormat(spec, self.scale_method)
+
+
+@dataclass(frozen=True)
+class Int8DynamicActivationTernaryWeightConfig(WeightConfig):
+    """Weights in -1, 0 and 1, times their mean magnitude; activations in int8 per token: BitNet b1.58.
+
+    The format of Ma et al. 2024 (arXiv:2402.17764, section 2), for models that were trained with it, by
+    `QATConfig` or `BitNetTrainingConfig`. Other models lose most of their quality.
+    """
+
+    weight_only: ClassVar[str] = "bitnet_weight_only"
+
+    #: one of `GROUP_SIZES`, or "tensor" (each expert's matrix by itself), as in the paper
+    group_size: GroupSize = "tensor"
+
+    def __post_init__(self) -> None:
+        one_of(self, "group_size", _WITH_TENSOR)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        act = Spec("int8", _TOKEN, options=_GREATEST)
+        return WeightFormat(
+            matrix_spec("ternary", self.group_size, "bfloat16", act=act, options=_ABSMEAN)
+        )
 
 
 @dataclass(frozen=True)
