@@ -39,8 +39,8 @@ _WITH_TENSOR = (*GROUP_SIZES, "tensor")
 _ROWS = (1, 16, 32, 64, 128, 256)
 #: activations with one scale per token, or one for all
 _TOKEN, _ALL = (1, WHOLE), (WHOLE, WHOLE)
-#: weights whose scale is their mean magnitude, and activations whose greatest element is exact
-_ABSMEAN, _GREATEST = (("scale_rule", "absmean"),), (("scale_rule", "greatest"),)
+#: the scale of weights is their mean magnitude
+_ABSMEAN = (("scale_rule", "absmean"),)
 #: activations with one scale and one zero point per token
 _ASYMMETRIC = Spec("uint8", _TOKEN, zero_point="int")
 
@@ -273,7 +273,7 @@ class Int8DynamicActivationTernaryWeightConfig(WeightConfig):
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
-        act = Spec("int8", _TOKEN, options=_GREATEST)
+        act = Spec("int8", _TOKEN)
         return WeightFormat(
             matrix_spec("ternary", self.group_size, "bfloat16", act=act, options=_ABSMEAN)
         )
