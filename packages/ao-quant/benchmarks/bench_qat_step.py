@@ -39,8 +39,9 @@ CASES = {
 }
 TEXT = """\
 A training step of the byte model (forward pass, backward pass, `torch.optim.AdamW`) on {batch} × {context}
-bytes in float32, {threads} thread(s), in alternate rounds of one process. *× dense*: how many times as
-long as the step of the dense model it takes, the median of the ratios within {rounds} rounds, with its interval."""
+bytes in float32, {threads} thread(s), in alternate rounds of one process. *× dense*: how many times as long
+as the step of the dense model it takes, the median of the ratios within {rounds} rounds, with its
+interval."""
 
 
 def step_of(prepared: nn.Module, ids: torch.Tensor) -> Callable[[], None]:
