@@ -15,7 +15,7 @@ from ao_core import QTensor, quantize_tensor
 from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_core.ext.schema import TEXT, SchemaError, Table, check, parse_json
-from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
+from ao_quant.configs.gguf import FILE_TYPES, gguf_spec
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.interchange.gguf_files import CONTAINER
 from ao_quant.interchange.integers import Integers, integers_of, rows_of, tensor_of
@@ -48,7 +48,7 @@ def _make(source: Source, name: str, kind: str) -> QTensor:
 def _read(source: Source) -> Reading:
     weights = {}
     for name, kind in _types(source).items():
-        if kind not in GGUF_TYPES or name not in source.forms:
+        if kind not in FILE_TYPES or name not in source.forms:
             raise CheckpointError(f"{name} is missing, or its type {kind!r} is not read")
         make = partial(_make, source, name, kind)
         weights[name] = ForeignWeight((name,), make, {"type": kind})

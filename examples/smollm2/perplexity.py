@@ -1,0 +1,149 @@
+"""Perplexity of SmolLM2 by llama.cpp, from files that ao writes, next to ao's own through the same codes.
+
+    python scripts/build_llama.py build/llama llama-perplexity
+    python examples/smollm2/perplexity.py --programs build/llama/bin --json examples/smollm2/perplexity.json
+
+The folder of each recipe becomes a GGUF file. llama.cpp reads it and takes the perplexity of a text, of the
+second half of each window, as its own program does. ao takes that of the same tokens from the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from smollm2 import evaluate, model
+from torch import Tensor, nn
+
+from ao_core import Config, QTensor, WeightOnlyConfig, dequantize_, quantize_checkpoint
+from ao_quant import GGUFWeightOnlyConfig, MXWeightOnlyConfig
+from ao_quant.interchange import convert_checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
+from minilm_demo import results
+
+#: what is quantized with, of which GGUF has the values
+RECIPES: dict[str, Config | None] = {
+    "as the file is (Q4_1)": None,
+    "q8_0": GGUFWeightOnlyConfig("q8_0"),
+    "q4_0": GGUFWeightOnlyConfig("q4_0"),
+    "int4, groups of 64, float16 scales": WeightOnlyConfig("int4", 64, "float16"),
+    "mxfp4": MXWeightOnlyConfig(),
+}
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Activations as llama.cpp's kernels of blocks take them: int8 in groups of 32, float16 scales."""
+    groups = x.unflatten(-1, (-1, 32))
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    codes = (groups * torch.where(scale > 0, 1 / scale, 0.0)).round()
+    return (codes * scale.half().float()).flatten(-2)
+
+
+def ours(folder: Path, windows: Tensor, *, dense: bool = False, activations: bool = False) -> float:
+    """The perplexity of the second half of each window (count, n), as llama.cpp takes it.
+
+    Args:
+        folder: of transformers, quantized by ao.
+        windows: tokens.
+        dense: with the weights dequantized, by torch alone; else by the kernels of ao.
+        activations: before quantized weights they are `rounded`.
+    """
+    import transformers
+
+    found: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for module in found.modules():
+        if activations and isinstance(module, nn.Linear) and isinstance(module.weight, QTensor):
+            module.register_forward_pre_hook(lambda _, given: (rounded(given[0]),))
+    if dense:
+        dequantize_(found)
+    first, losses = windows.shape[1] // 2, 0.0
+    with torch.inference_mode():
+        for window in windows:
+            logits = found(window[None]).logits[0, first:-1].double()
+            losses += float(F.cross_entropy(logits, window[first + 1 :], reduction="sum"))
+    return exp(losses / (len(windows) * (windows.shape[1] - first - 1)))
+
+
+def theirs(program: Path, file: Path, text: Path, count: int) -> float:
+    """What llama.cpp's own program says of so many windows, without flash attention and in float32 caches."""
+    command = [program, "-m", file, "-f", text, "-c", evaluate.CONTEXT, "-b", evaluate.CONTEXT]
+    command += ["--chunks", count, "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-t", 1]
+    # repacked weights go through AMX, which processors may claim to have and virtual machines refuse
+    command.append("--no-repack")
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    (found,) = re.findall(r"Final estimate: PPL = ([0-9.]+)", done.stdout + done.stderr)
+    return float(found)
+
+
+def measure(
+    programs: Path, count: int, place: Path, told: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """A row for each recipe: both perplexities, and the verdict of the conversion."""
+    text, rows = place / "text.txt", []
+    text.write_text(evaluate.text(), encoding="utf-8")
+    convert_checkpoint(model.path(), place / "read", "ao")
+    original = place / "float32"
+    original.mkdir()
+    model.load().save_pretrained(original)  # type: ignore[operator]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (original / name).write_bytes((place / "read" / name).read_bytes())
+    windows = model.tokens(evaluate.text())[: count * evaluate.CONTEXT].view(count, -1)
+    for number, (name, config) in enumerate(RECIPES.items()):
+        folder = place / "read" if config is None else place / f"ao-{number}"
+        if config is not None:
+            # the embedding, which is the head too, stays dense where GGUF has not what ao makes of it
+            kept = [] if isinstance(config, GGUFWeightOnlyConfig) else ["model.embed_tokens"]
+            quantize_checkpoint(original, folder, config, exclude=kept)
+        converted = convert_checkpoint(folder, place / f"gguf-{number}", "gguf")
+        row: dict[str, Any] = {
+            "recipe": name,
+            "verdict": converted.verdict,
+            "types": sorted({verdict.target for verdict in converted.verdicts}),
+            "llama.cpp": theirs(
+                programs / "llama-perplexity", place / f"gguf-{number}/model.gguf", text, count
+            ),
+            "kernels": ours(folder, windows, dense=False),
+            "rounded": ours(folder, windows, activations=True),
+            "dense": ours(folder, windows, dense=True),
+        }
+        rows.append(row)
+        told(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--programs", type=Path, required=True, help="the folder of llama-perplexity"
+    )
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        rows = measure(
+            args.programs, args.windows, Path(place), lambda row: print(json.dumps(row), flush=True)
+        )
+    version = (args.programs / "libllama.so").resolve().name.removeprefix("libllama.so.")
+    about = results.environment() | {
+        "llama.cpp": version,
+        "model": model.path().name,
+        "tokens": args.windows * evaluate.CONTEXT,
+    }
+    if args.json:
+        text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
+        args.json.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
