@@ -75,6 +75,21 @@ def ours(folder: Path, windows: Tensor, *, dense: bool = False, activations: boo
     return exp(losses / (len(windows) * (windows.shape[1] - first - 1)))
 
 
+def in_float32(folder: Path, place: Path) -> Path:
+    """A GGUF file with the dequantized weights of a folder."""
+    import transformers
+
+    found: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    dequantize_(found)
+    dense: Any = model.load()
+    dense.load_state_dict(found.state_dict())
+    dense.save_pretrained(place)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (place / name).write_bytes((folder / name).read_bytes())
+    convert_checkpoint(place, place / "gguf", "gguf")
+    return place / "gguf/model.gguf"
+
+
 def theirs(program: Path, file: Path, text: Path, count: int) -> float:
     """What llama.cpp's own program says of so many windows, without flash attention and in float32 caches."""
     command = [program, "-m", file, "-f", text, "-c", evaluate.CONTEXT, "-b", evaluate.CONTEXT]
@@ -87,7 +102,7 @@ def theirs(program: Path, file: Path, text: Path, count: int) -> float:
 
 
 def measure(
-    programs: Path, count: int, place: Path, told: Callable[[dict[str, Any]], None]
+    programs: Path, count: int, place: Path, only: str, told: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
     """A row for each recipe: both perplexities, and the verdict of the conversion."""
     text, rows = place / "text.txt", []
@@ -99,7 +114,8 @@ def measure(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (original / name).write_bytes((place / "read" / name).read_bytes())
     windows = model.tokens(evaluate.text())[: count * evaluate.CONTEXT].view(count, -1)
-    for number, (name, config) in enumerate(RECIPES.items()):
+    chosen = [each for each in RECIPES if re.search(only, each)]
+    for number, (name, config) in enumerate((each, RECIPES[each]) for each in chosen):
         folder = place / "read" if config is None else place / f"ao-{number}"
         if config is not None:
             # the embedding, which is the head too, stays dense where GGUF has not what ao makes of it
@@ -112,6 +128,12 @@ def measure(
             "types": sorted({verdict.target for verdict in converted.verdicts}),
             "llama.cpp": theirs(
                 programs / "llama-perplexity", place / f"gguf-{number}/model.gguf", text, count
+            ),
+            "llama.cpp, float32": theirs(
+                programs / "llama-perplexity",
+                in_float32(folder, place / f"float32-{number}"),
+                text,
+                count,
             ),
             "kernels": ours(folder, windows, dense=False),
             "rounded": ours(folder, windows, activations=True),
@@ -127,12 +149,17 @@ def main() -> None:
     parser.add_argument(
         "--programs", type=Path, required=True, help="the folder of llama-perplexity"
     )
-    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--only", default="", help="a regular expression for recipes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         rows = measure(
-            args.programs, args.windows, Path(place), lambda row: print(json.dumps(row), flush=True)
+            args.programs,
+            args.windows,
+            Path(place),
+            args.only,
+            lambda row: print(json.dumps(row), flush=True),
         )
     version = (args.programs / "libllama.so").resolve().name.removeprefix("libllama.so.")
     about = results.environment() | {
