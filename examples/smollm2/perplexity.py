@@ -86,8 +86,9 @@ def in_float32(folder: Path, place: Path) -> Path:
     dense.save_pretrained(place)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (place / name).write_bytes((folder / name).read_bytes())
-    convert_checkpoint(place, place / "gguf", "gguf")
-    return place / "gguf/model.gguf"
+    converted = place.with_name(f"{place.name}-gguf")
+    convert_checkpoint(place, converted, "gguf")
+    return converted / "model.gguf"
 
 
 def theirs(program: Path, file: Path, text: Path, count: int) -> float:
