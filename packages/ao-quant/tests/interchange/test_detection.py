@@ -10,10 +10,11 @@ from ao_core.ext import CheckpointError
 from ao_quant.interchange.compressed import COMPRESSED
 from ao_quant.interchange.gptq import GPTQ, GPTQ_V2
 from ao_quant.interchange.hqq import HQQ
+from ao_quant.interchange.integers import Integers, tensor_of
 from ao_quant.interchange.modelopt import MODELOPT
 from ao_quant.interchange.records import INTERCHANGE
 from ao_quant.interchange.scales import swizzle
-from ao_quant.interchange.words import pack_padded
+from ao_quant.interchange.words import pack_padded, pack_words, unpack_words
 
 LABEL = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
 
@@ -150,6 +151,30 @@ def test_a_number_for_all_scales_that_is_the_reciprocal(form, name, source_of) -
     assert f"m.{name} is the reciprocal" in found.notes[0]
     read = found.weights["m.weight"].make().dequantize(torch.float32)
     assert torch.allclose(read, tensor.dequantize(torch.float32), rtol=2**-22)
+
+
+def test_zero_points_that_are_no_codes_keep_their_values(integers, source_of) -> None:
+    """16 with 4 bits, as version 1 of GPTQ has it, and one below 0 of compressed-tensors."""
+    tensor = integers(4, False)
+    tensor.zero_point.clamp_(1, 15)
+    expected = tensor.dequantize(torch.float32)
+    tensors = dict(GPTQ.write("m.weight", tensor, {}).tensors)
+    group = slice(32, 64)
+    expected[5, group] -= (16 - tensor.zero_point[5, 1].float()) * tensor.scale[5, 1].float()
+    zeros = unpack_words(tensors["m.qzeros"], 4, 64)
+    zeros[1, 5] = 15
+    tensors["m.qzeros"] = pack_words(zeros, 4)
+    read = GPTQ.read(source_of(tensors, {**LABEL, "sym": False})).weights["m.weight"].make()
+    assert read.spec.dtype == "uint5"
+    assert torch.equal(read.dequantize(torch.float32), expected)
+
+    zero = torch.full((64, 4), -3, dtype=torch.int16)
+    codes = Integers(torch.randint(0, 16, (64, 128), dtype=torch.uint8), 4, 32, tensor.scale, zero)
+    found = tensor_of(codes, torch.float16)
+    values = (codes.codes.float() + 3) * codes.scale.float().repeat_interleave(32, 1)
+    assert torch.equal(found.dequantize(torch.float32), values)
+    with pytest.raises(CheckpointError, match="need 9 bits"):
+        tensor_of(codes._replace(zero=codes.zeros + 300), torch.float16)
 
 
 def test_a_damaged_index_of_groups_is_an_error(integers, source_of) -> None:

@@ -18,7 +18,14 @@ from ao_core.ext.schema import TEXT, SchemaError, Table, check, parse_json
 from ao_quant.configs.gguf import FILE_TYPES, gguf_spec
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.interchange.gguf_files import CONTAINER
-from ao_quant.interchange.integers import Integers, integers_of, rows_of, tensor_of
+from ao_quant.interchange.integers import (
+    Integers,
+    assemble,
+    integers_of,
+    offsets_of,
+    rows_of,
+    tensor_of,
+)
 from ao_quant.interchange.naming import unlabelled
 
 __all__ = ["GGUF"]
@@ -74,6 +81,25 @@ def _in_blocks(found: Integers) -> QTensor | None:
     return made if made.spec == gguf_spec(_SYMMETRIC[bits]) else None
 
 
+def _with_minima(tensor: QTensor) -> QTensor | None:
+    """The codes of a matrix in q4_1 or q5_1, whose minima are rounded once; None: there is no such type."""
+    found = offsets_of(tensor)
+    if found is None or found.bits > 5 or found.group % 32 or tensor.shape[1] % 32:
+        return None
+    half = found.scale.half()
+    if not bool((half.float() == found.scale.float()).all()):
+        return None
+    kind, times = _MINIMA[max(found.bits, 4)], min(found.group, tensor.shape[1]) // 32
+    blocks = tensor.shape[1] // 32
+    scale, offset = (
+        each.repeat_interleave(times, 1)[:, :blocks].contiguous()
+        for each in (half, found.offset.half())
+    )
+    if not bool(offset.isfinite().all()):
+        return None
+    return assemble(found.codes, gguf_spec(kind), tuple(tensor.shape), tensor.dtype, scale, offset)
+
+
 def _near(tensor: QTensor) -> str:
     """The type that a weight is put on where none has its values."""
     bits = tensor.format.bits
@@ -100,6 +126,8 @@ def _typed(tensor: QTensor, settings: Mapping[str, Any]) -> tuple[str, QTensor]:
     blocks = None if found is None else _in_blocks(found)
     if blocks is not None:
         return str(kind_of(blocks)), blocks
+    if (found_offsets := _with_minima(base)) is not None:
+        return str(kind_of(found_offsets)), found_offsets
     near = _near(base)
     dense: Tensor = base.dequantize(torch.float32)
     if dense.shape[-1] % 32:
