@@ -47,7 +47,8 @@ def rounded(x: Tensor) -> Tensor:
     groups = x.unflatten(-1, (-1, 32))
     scale = groups.abs().amax(-1, keepdim=True) / 127
     codes = (groups * torch.where(scale > 0, 1 / scale, 0.0)).round()
-    return (codes * scale.half().float()).flatten(-2)
+    values: Tensor = codes * scale.half().float()
+    return values.flatten(-2)
 
 
 def ours(folder: Path, windows: Tensor, *, dense: bool = False, activations: bool = False) -> float:
@@ -97,9 +98,12 @@ def theirs(program: Path, file: Path, text: Path, count: int) -> float:
     command += ["--chunks", count, "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-t", 1]
     # repacked weights go through AMX, which processors may claim to have and virtual machines refuse
     command.append("--no-repack")
-    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
-    (found,) = re.findall(r"Final estimate: PPL = ([0-9.]+)", done.stdout + done.stderr)
-    return float(found)
+    for _ in range(3):  # the program may end before its log is written
+        done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+        told = done.stdout + done.stderr
+        if (found := re.search(r"Final estimate: PPL = ([0-9.]+)", told)) is not None:
+            return float(found[1])
+    raise SystemExit(f"error: no perplexity in what {program.name} says:\n{told[-2000:]}")
 
 
 def measure(
