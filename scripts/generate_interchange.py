@@ -24,6 +24,8 @@ from workspace import ROOT
 PAGE = ROOT / "docs" / "interchange.md"
 LOSSLESS = ROOT / "packages/ao-quant/tests/interchange/lossless.py"
 PERPLEXITY = ROOT / "examples/smollm2/perplexity.json"
+MEMORY = ROOT / "packages/ao-quant/benchmarks/results/convert.json"
+MUTATIONS = ROOT / "packages/ao-quant/tests/interchange/mutations.json"
 SHAPE = (64, 256)
 NVFP4 = Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed")
 #: what a weight is first -> its format
@@ -155,6 +157,27 @@ def perplexity() -> str:
     )
 
 
+def memory() -> str:
+    """Peak memory of conversions, from the committed measurement."""
+    data = json.loads(MEMORY.read_text(encoding="utf-8"))
+    columns = ("folder MB", "largest MB", "before MB", "anonymous MB", "limit MB")
+    rows = [
+        [f"to `{row['to']}`", *(f"{row[column]:,.0f}" for column in columns)]
+        for row in data["rows"]
+    ]
+    return table(("", *(f"{column[:-3]}, MB" for column in columns)), rows)
+
+
+def damaged() -> str:
+    """Damaged checkpoints of each format, from the committed run."""
+    data = json.loads(MUTATIONS.read_text(encoding="utf-8"))
+    rows = [
+        [f"`{name}`", f"{run['read']:,}", f"{run['error']:,}", f"{run['grown_mb']}"]
+        for name, run in sorted(data.items())
+    ]
+    return table(("format", "read", "refused with an error", "memory grown, MB"), rows)
+
+
 def listed() -> str:
     """The formats."""
     return table(("name", "what"), [[f"`{name}`", form.doc] for name, form in formats().items()])
@@ -168,5 +191,7 @@ if __name__ == "__main__":
         (PAGE, "between"): between(),
         (PAGE, "lossless"): lossless(),
         (PAGE, "perplexity"): perplexity(),
+        (PAGE, "memory"): memory(),
+        (PAGE, "damaged"): damaged(),
     }
     sys.exit(main(sections, "generate_interchange.py"))

@@ -4,7 +4,8 @@
     python examples/smollm2/perplexity.py --programs build/llama/bin --json examples/smollm2/perplexity.json
 
 The folder of each recipe becomes a GGUF file. llama.cpp reads it and takes the perplexity of a text, of the
-second half of each window, as its own program does. ao takes that of the same tokens from the folder.
+second half of each window, as its own program does. ao takes that of the same tokens from the folder. With
+`--json` it goes on with the recipes that the file has not yet.
 """
 
 from __future__ import annotations
@@ -107,10 +108,14 @@ def theirs(program: Path, file: Path, text: Path, count: int) -> float:
 
 
 def measure(
-    programs: Path, count: int, place: Path, only: str, told: Callable[[dict[str, Any]], None]
-) -> list[dict[str, Any]]:
-    """A row for each recipe: both perplexities, and the verdict of the conversion."""
-    text, rows = place / "text.txt", []
+    programs: Path,
+    count: int,
+    place: Path,
+    chosen: list[str],
+    told: Callable[[dict[str, Any]], None],
+) -> None:
+    """Tell a row for each recipe: the perplexities, and the verdict of the conversion."""
+    text = place / "text.txt"
     text.write_text(evaluate.text(), encoding="utf-8")
     convert_checkpoint(model.path(), place / "read", "ao")
     original = place / "float32"
@@ -119,7 +124,6 @@ def measure(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (original / name).write_bytes((place / "read" / name).read_bytes())
     windows = model.tokens(evaluate.text())[: count * evaluate.CONTEXT].view(count, -1)
-    chosen = [each for each in RECIPES if re.search(only, each)]
     for number, (name, config) in enumerate((each, RECIPES[each]) for each in chosen):
         folder = place / "read" if config is None else place / f"ao-{number}"
         if config is not None:
@@ -144,9 +148,7 @@ def measure(
             "rounded": ours(folder, windows, activations=True),
             "dense": ours(folder, windows, dense=True),
         }
-        rows.append(row)
         told(row)
-    return rows
 
 
 def main() -> None:
@@ -158,23 +160,39 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression for recipes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    rows = _there(args.json, args.windows)
+
+    def told(row: dict[str, Any]) -> None:
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+        if args.json:
+            record(args.json, args.programs, args.windows, rows)
+
+    chosen = [name for name in RECIPES if re.search(args.only, name)]
+    chosen = [name for name in chosen if name not in {row["recipe"] for row in rows}]
     with tempfile.TemporaryDirectory() as place:
-        rows = measure(
-            args.programs,
-            args.windows,
-            Path(place),
-            args.only,
-            lambda row: print(json.dumps(row), flush=True),
-        )
-    version = (args.programs / "libllama.so").resolve().name.removeprefix("libllama.so.")
+        measure(args.programs, args.windows, Path(place), chosen, told)
+
+
+def _there(path: Path | None, windows: int) -> list[dict[str, Any]]:
+    """The rows of a file that was written before, of as many tokens."""
+    if path is None or not path.exists():
+        return []
+    data = json.loads(path.read_text(encoding="utf-8"))
+    found: list[dict[str, Any]] = data["rows"]
+    return found if data["about"]["tokens"] == windows * evaluate.CONTEXT else []
+
+
+def record(path: Path, programs: Path, windows: int, rows: list[dict[str, Any]]) -> None:
+    """Write what was found, with the machine and the versions."""
+    version = (programs / "libllama.so").resolve().name.removeprefix("libllama.so.")
     about = results.environment() | {
         "llama.cpp": version,
         "model": model.path().name,
-        "tokens": args.windows * evaluate.CONTEXT,
+        "tokens": windows * evaluate.CONTEXT,
     }
-    if args.json:
-        text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
-        args.json.write_text(text, encoding="utf-8")
+    text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
