@@ -24,7 +24,6 @@ from workspace import ROOT
 PAGE = ROOT / "docs" / "interchange.md"
 LOSSLESS = ROOT / "packages/ao-quant/tests/interchange/lossless.py"
 PERPLEXITY = ROOT / "examples/smollm2/perplexity.json"
-MEMORY = ROOT / "packages/ao-quant/benchmarks/results/convert.json"
 MUTATIONS = ROOT / "packages/ao-quant/tests/interchange/mutations.json"
 SHAPE = (64, 256)
 NVFP4 = Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed")
@@ -157,17 +156,6 @@ def perplexity() -> str:
     )
 
 
-def memory() -> str:
-    """Peak memory of conversions, from the committed measurement."""
-    data = json.loads(MEMORY.read_text(encoding="utf-8"))
-    columns = ("folder MB", "largest MB", "before MB", "anonymous MB", "limit MB")
-    rows = [
-        [f"to `{row['to']}`", *(f"{row[column]:,.0f}" for column in columns)]
-        for row in data["rows"]
-    ]
-    return table(("", *(f"{column[:-3]}, MB" for column in columns)), rows)
-
-
 def damaged() -> str:
     """Damaged checkpoints of each format, from the committed run."""
     data = json.loads(MUTATIONS.read_text(encoding="utf-8"))
@@ -191,7 +179,6 @@ if __name__ == "__main__":
         (PAGE, "between"): between(),
         (PAGE, "lossless"): lossless(),
         (PAGE, "perplexity"): perplexity(),
-        (PAGE, "memory"): memory(),
         (PAGE, "damaged"): damaged(),
     }
     sys.exit(main(sections, "generate_interchange.py"))
