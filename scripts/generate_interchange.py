@@ -5,7 +5,9 @@ With --check nothing is written, and the exit status says whether the page is fr
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import sys
 
 import torch
@@ -20,6 +22,9 @@ from doc_sections import main, project_plugins, table
 from workspace import ROOT
 
 PAGE = ROOT / "docs" / "interchange.md"
+LOSSLESS = ROOT / "packages/ao-quant/tests/interchange/lossless.py"
+PERPLEXITY = ROOT / "examples/smollm2/perplexity.json"
+MUTATIONS = ROOT / "packages/ao-quant/tests/interchange/mutations.json"
 SHAPE = (64, 256)
 NVFP4 = Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed")
 #: what a weight is first -> its format
@@ -116,6 +121,51 @@ def between() -> str:
     return table(("from ↓ to →", *(f"`{name}`" for name in names)), rows)
 
 
+def lossless() -> str:
+    """Cases with what is expected of them, which tests hold; conversions that are alike share a row."""
+    found = runpy.run_path(str(LOSSLESS))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for case in found["CASES"]:
+        key = (case.what, cell(found["verdict_on"](case)), case.correction or "–")
+        rows.setdefault(key, []).append(f"`{case.source}` → `{case.target}`")
+    cells = [[what, ", ".join(ways), told, why] for (what, told, why), ways in rows.items()]
+    return table(("what", "from → to", "verdict", "why not as elsewhere"), cells)
+
+
+def perplexity() -> str:
+    """SmolLM2 in llama.cpp and in ao, from the committed measurement."""
+    data = json.loads(PERPLEXITY.read_text(encoding="utf-8"))
+    rows = []
+    for row in data["rows"]:
+        dense = row["llama.cpp, float32"] / row["dense"] - 1
+        blocks = row["llama.cpp"] / row["rounded"] - 1
+        numbers = (row["dense"], row["llama.cpp, float32"], row["rounded"], row["llama.cpp"])
+        cells = [f"{number:.4f}" for number in numbers]
+        rows.append([row["recipe"], *cells[:2], f"{dense:+.3%}", *cells[2:], f"{blocks:+.2%}"])
+    return table(
+        (
+            "weights",
+            "ao",
+            "llama.cpp, the values in float32",
+            "difference",
+            "ao, inputs rounded to int8",
+            "llama.cpp, the codes",
+            "difference",
+        ),
+        rows,
+    )
+
+
+def damaged() -> str:
+    """Damaged checkpoints of each format, from the committed run."""
+    data = json.loads(MUTATIONS.read_text(encoding="utf-8"))
+    rows = [
+        [f"`{name}`", f"{run['read']:,}", f"{run['error']:,}", f"{run['grown_mb']}"]
+        for name, run in sorted(data.items())
+    ]
+    return table(("format", "read", "refused with an error", "memory grown, MB"), rows)
+
+
 def listed() -> str:
     """The formats."""
     return table(("name", "what"), [[f"`{name}`", form.doc] for name, form in formats().items()])
@@ -127,5 +177,8 @@ if __name__ == "__main__":
         (PAGE, "formats"): listed(),
         (PAGE, "families"): by_family(),
         (PAGE, "between"): between(),
+        (PAGE, "lossless"): lossless(),
+        (PAGE, "perplexity"): perplexity(),
+        (PAGE, "damaged"): damaged(),
     }
     sys.exit(main(sections, "generate_interchange.py"))

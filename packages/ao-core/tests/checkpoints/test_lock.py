@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ao_core import (
+    FqnToConfig,
     WeightOnlyConfig,
     dequantize_,
     load_model,
@@ -74,6 +75,23 @@ def test_replayed_from_memory_and_from_files(source, tmp_path, in_memory, files)
         assert (result.first, result.notes) == ("", ())
     assert files(tmp_path / "again-in_memory").items() >= expected.items()
     assert files(tmp_path / "again-out") == files(tmp_path / "out")
+
+
+def test_several_configurations_in_turn(source, tmp_path, build, files):
+    """In memory and in files: both locks lead from the original to the same bytes."""
+    first, second = (FqnToConfig({name: INT4}) for name in ("layers.1.q_proj", "layers.2.q_proj"))
+    made = build()
+    for config in (first, second):
+        quantize_(made, config)
+    save_model(made, tmp_path / "in_memory")
+    quantize_checkpoint(source, tmp_path / "one", first)
+    quantize_checkpoint(tmp_path / "one", tmp_path / "two", second)
+    for name in ("in_memory", "two"):
+        assert len(read_lock(tmp_path / name).steps) == 2
+        result = replay_checkpoint(tmp_path / name, source, tmp_path / f"again-{name}")
+        assert (result.first, result.notes) == ("", ())
+    assert files(tmp_path / "again-two") == files(tmp_path / "two")
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_changed_input_is_named_and_nothing_is_written(source, tmp_path, build):

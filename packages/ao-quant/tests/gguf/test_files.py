@@ -16,7 +16,7 @@ import ao_core
 from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
 from ao_quant import GGUFWeightOnlyConfig
-from ao_quant.configs import GGUF_TYPES
+from ao_quant.configs import FILE_TYPES
 from ao_quant.gguf import read_gguf, read_gguf_header, write_gguf
 
 TYPES = gguf.GGMLQuantizationType
@@ -41,7 +41,7 @@ def _write_theirs(path, alignment=32):
     writer.add_array("texts", ["a", "", "ß"])
     if alignment != 32:
         writer.add_custom_alignment(alignment)
-    for kind in GGUF_TYPES:
+    for kind in FILE_TYPES:
         size = gguf.GGML_QUANT_SIZES[TYPES[kind.upper()]][1]
         data = random.integers(0, 256, (3, 7, 2 * size), dtype=np.uint8)
         writer.add_tensor(kind, data, raw_dtype=TYPES[kind.upper()])
@@ -78,7 +78,7 @@ def test_what_is_read(tmp_path):
     for entry in reader.tensors:
         tensor = tensors[entry.name]
         assert tuple(tensor.shape) == tuple(entry.shape[::-1].tolist())
-        assert isinstance(tensor, QTensor) == (entry.name in GGUF_TYPES)
+        assert isinstance(tensor, QTensor) == (entry.name in FILE_TYPES)
         with np.errstate(all="ignore"):
             known = entry.tensor_type.name not in ("F64", "I8", "I16", "I32", "I64")
             expected = gguf.dequantize(entry.data, entry.tensor_type) if known else entry.data

@@ -10,10 +10,11 @@ from torch import nn
 
 import ao_core
 from ao_core import QTensor, quantize_tensor
+from ao_core.ext import CheckpointError
 from ao_core.ext.numerics import sqnr
 from ao_core.testing import DTypeSuite, TransformSuite
-from ao_quant import GGUFWeightOnlyConfig
-from ao_quant.configs import GGUF_TYPES
+from ao_quant import GGUFWeightOnlyConfig, MXWeightOnlyConfig
+from ao_quant.configs import FILE_TYPES, GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.gguf.encode import encode
 
@@ -55,19 +56,23 @@ def kind(request):
 # -- values ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", FILE_TYPES)
 def test_random_bytes_decode_as_the_package_decodes_them(kind):
     elements, size = block_size(kind)
     assert (elements, size) == gguf.GGML_QUANT_SIZES[_type(kind)]
     raw = np.random.default_rng(7).integers(0, 256, (3, 41, 5 * size), dtype=np.uint8)
+    if kind == "mxfp4":
+        raw[..., ::size] %= 255
     with np.errstate(all="ignore"):  # scales that are infinite, or no numbers
         expected = gguf.dequantize(raw, _type(kind))
     q = from_blocks(torch.from_numpy(raw), kind)
     assert q.shape == expected.shape == (3, 41, 5 * elements)
     actual = q.dequantize().numpy()
     nan = np.isnan(expected)
-    assert 0 < nan.mean() < 0.1
+    assert (0 < nan.mean() < 0.1) or kind == "mxfp4"
     assert np.array_equal(np.isnan(actual), nan)
-    assert np.array_equal(actual.view(np.int32)[~nan], expected.view(np.int32)[~nan])
+    bits = np.float32 if kind == "mxfp4" else np.int32  # whose -0 is 0 for the package
+    assert np.array_equal(actual.view(bits)[~nan], expected.view(bits)[~nan])
     assert np.array_equal(to_blocks(q, kind).numpy(), raw)
 
 
@@ -75,6 +80,22 @@ def test_bytes_a_weight(kind):
     elements, size = block_size(kind)
     q = _encoded(_gaussian(6, 512), kind)
     assert q.stored_bytes == 6 * 512 // elements * size
+
+
+def test_an_exponent_of_mxfp4_that_only_ggml_has():
+    """255 is 2**128 for ggml, and no number of the standard: it is not read as one."""
+    raw = torch.zeros(2, 17, dtype=torch.uint8)
+    raw[1, 0] = 255
+    with pytest.raises(CheckpointError, match=r"2\*\*128"):
+        from_blocks(raw, "mxfp4")
+
+
+def test_what_is_quantized_to_mxfp4_are_blocks_of_ggml():
+    """The package rounds to an exponent of its own; what it reads of ours is what ours are."""
+    q = quantize_tensor(_gaussian(6, 512), MXWeightOnlyConfig().spec((6, 512), torch.float32))
+    assert kind_of(q) == "mxfp4"
+    data = to_blocks(q, "mxfp4")
+    assert np.array_equal(gguf.dequantize(data.numpy(), _type("mxfp4")), q.dequantize().numpy())
 
 
 def test_the_type_of_a_tensor(kind):

@@ -1,6 +1,8 @@
 """Damaged checkpoints of every format: flipped bytes, cut files, lying headers and labels.
 
-    python packages/ao-quant/tests/interchange/mutations.py --count 10000 --seed 1
+    python packages/ao-quant/tests/interchange/mutations.py --count 10000 --seed 1 --json mutations.json
+
+With `--json` it goes on with the formats that the file has not yet.
 
 For each one: a right answer or a clear error. A right answer is that of the same bytes undamaged where the
 damage changed no value; where it changed values, they are finite numbers in the shape of the model.
@@ -34,6 +36,12 @@ SIZES = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "vocab_size": 64,
 }  # fmt: skip
+#: what formats hold besides integers
+FLOATS = {
+    "compressed-tensors": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
+    "modelopt": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
+    "mlx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
+}
 _WRONG: tuple[Any, ...] = (None, -1, 0, 3, 2**40, "x", [], {}, 1.5, True, [128, 0])
 
 
@@ -47,7 +55,10 @@ def undamaged(form: Interchange, place: Path) -> None:
             torch.randn(SHAPE), Spec("uint4", (1, 64), "float16", "int", "packed")
         )
     written = form.write("m.weight", tensor, {})
-    settings = {"m.weight": written.settings}
+    tensors, settings = dict(written.tensors), {"m.weight": written.settings}
+    if form.name in FLOATS:
+        other = form.write("f.weight", quantize_tensor(torch.randn(SHAPE), FLOATS[form.name]), {})
+        tensors, settings["f.weight"] = tensors | dict(other.tensors), other.settings
     if form.container is not None:
         forms = {name: (t.dtype, tuple(t.shape)) for name, t in written.tensors.items()}
         source = Source(forms, dict(written.tensors).__getitem__, {"dtype": "float16", **SIZES})
@@ -62,7 +73,7 @@ def undamaged(form: Interchange, place: Path) -> None:
         form.container.write(place / f"model{form.container.suffix}", source, settings, place)
         return
     save_file(
-        {n: t.contiguous() for n, t in written.tensors.items()},
+        {n: t.contiguous() for n, t in tensors.items()},
         place / "model.safetensors",
         form.metadata(settings),
     )
@@ -193,9 +204,13 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    done = {}
+    if options.json and options.json.exists():
+        done = json.loads(options.json.read_text())
     for each in INTERCHANGE:
-        if options.only in ("", each.name):
+        if options.only in ("", each.name) and each.name not in done:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             told = run(each, options.count, options.seed)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
@@ -203,3 +218,6 @@ if __name__ == "__main__":
                 f"{each.name}: {told['read']} read, {told['error']} refused, {grown} MB grown\n"
             )
             sys.stdout.flush()
+            done[each.name] = {"seed": options.seed, **told, "grown_mb": grown}
+            if options.json:
+                options.json.write_text(json.dumps(done, indent=1) + "\n")

@@ -23,7 +23,7 @@ from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import leads_out
 from ao_core.tensor.saving.hashes import tensor_hashes
-from ao_core.tensor.saving.lock import LOCK, Done, kernels_of, lock_of, text_of
+from ao_core.tensor.saving.lock import LOCK, Done, Lock, kernels_of, lock_of, read_lock, text_of
 from ao_core.tensor.saving.names import MODEL, names_of_files
 
 __all__ = [
@@ -157,14 +157,31 @@ def write_lock(job: Job, target: Path) -> None:
         "modules": job.modules,
         "data": dict(job.drawn),
     }
+    done = Done(config_to_dict(job.config), data, kernels_of(weights))
+    source = tensor_hashes(job.checkpoint)
+    earlier = _earlier(job, source)
     lock = lock_of(
         found,
-        [Done(config_to_dict(job.config), data, kernels_of(weights))],
-        source=tensor_hashes(job.checkpoint),
+        [done] if earlier is None else [*earlier.steps, done],
+        source=source if earlier is None else earlier.source,
         options=options,
         seeds={"data": job.drawn["seed"]} if "seed" in job.drawn else None,
     )
     write_whole(target / LOCK, text_of(lock).encode())
+
+
+def _earlier(job: Job, source: Mapping[str, str]) -> Lock | None:
+    """The lock of the source, where one replay can do both; None: the source is where it begins.
+
+    Args:
+        job: what was done.
+        source: hashes of the tensors of the source.
+    """
+    if not (job.checkpoint.path / LOCK).is_file() or job.include or job.exclude:
+        return None
+    found = read_lock(job.checkpoint.path)
+    chosen = found.options.get("include") or found.options.get("exclude")
+    return found if found.steps and not chosen and found.tensors == source else None
 
 
 def write_manifest(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from ao_core.arguments import checked_but
@@ -16,7 +18,7 @@ from ao_core.errors import ConfigError
 from ao_core.progress import Progress
 from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.hashes import first_difference, tensor_hashes
-from ao_core.tensor.saving.lock import Lock, read_lock, versions_of
+from ao_core.tensor.saving.lock import Done, Lock, read_lock, versions_of
 
 __all__ = ["Replayed", "replay_checkpoint"]
 
@@ -43,7 +45,8 @@ def replay_checkpoint(
     """Quantize a checkpoint as another one was, and compare the tensors with those that it had then.
 
     Before anything is written, the tensors of the source and the calibration data are compared with what the
-    lock says of them. The source is read twice.
+    lock says of them. The source is read twice. What several configurations made in turn goes through folders
+    next to `dst`, which are removed.
 
     Args:
         lock: an `ao.lock.json`, or a folder with one.
@@ -54,42 +57,62 @@ def replay_checkpoint(
 
     Raises:
         CheckpointError: the lock or the source cannot be read.
-        ConfigError: the lock is of several configurations one after the other, or of none; or data are
+        ConfigError: the lock is of no quantization, or of one that needs the model in memory; or data are
             missing.
     """
-    known = read_lock(Path(lock))
-    job = _job(known, src, data)
+    known, target = read_lock(Path(lock)), Path(dst)
+    _check(known, data)
     notes = _other_versions(known)
-    (step,) = known.steps
-    if known.source and (first := first_difference(known.source, tensor_hashes(job.checkpoint))):
-        return Replayed(f"in SRC, {first}", notes)
-    digest = "" if job.calibration is None else job.calibration.digest
-    if digest != step.data:
-        first = f"the calibration data are others: their hash is {digest}, and was {step.data}"
-        return Replayed(first, notes)
-    run(job, dst, progress=progress)
-    made = tensor_hashes(open_checkpoint(dst))
+    with ExitStack() as folders:
+        for number, step in enumerate(known.steps):
+            last = number == len(known.steps) - 1
+            job = _job(known, step, src, data)
+            if number == 0 and known.source:
+                first = first_difference(known.source, tensor_hashes(job.checkpoint))
+                if first:
+                    return Replayed(f"in SRC, {first}", notes)
+            digest = "" if job.calibration is None else job.calibration.digest
+            if digest != step.data:
+                first = (
+                    f"the calibration data are others: their hash is {digest}, and was {step.data}"
+                )
+                return Replayed(first, notes)
+            place = target if last else Path(folders.enter_context(_next_to(target)))
+            run(job, place, progress=progress)
+            src = place
+    made = tensor_hashes(open_checkpoint(target))
     first = first_difference(known.tensors, made)
     return Replayed(f"in DST, {first}" if first else "", notes)
 
 
-def _job(lock: Lock, src: str | os.PathLike[str], data: Data | None) -> Job:
-    if len(lock.steps) != 1 or "sequence" in lock.steps[0].config:
+def _next_to(target: Path) -> TemporaryDirectory[str]:
+    """A folder on the same disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.replay-")
+
+
+def _check(lock: Lock, data: Data | None) -> None:
+    """Raise `ConfigError` unless files and the data are enough."""
+    if not lock.steps or any("sequence" in step.config for step in lock.steps):
         raise ConfigError(
-            f"lock: {len(lock.steps)} quantizations led to it, which cannot be replayed from files: one of a "
-            "single configuration can. Load the model and call quantize_ with each of them"
+            f"lock: {len(lock.steps)} quantizations led to it, which cannot be replayed from files: those of "
+            "a single configuration each can. Load the model and call quantize_ with each of them"
         )
-    step = lock.steps[0]
-    if step.data and data is None:
+    if any(step.data for step in lock.steps) and data is None:
         drawn = lock.options.get("data") or {}
         named = f", of the file {drawn['file']!r}" if "file" in drawn else ""
         raise ConfigError(f"data: the lock is of a run with calibration data{named}; give them")
+
+
+def _job(lock: Lock, step: Done, src: str | os.PathLike[str], data: Data | None) -> Job:
+    """One quantization of a lock; data that none of several need are compared too."""
     options: dict[str, Any] = {
         name: lock.options[name]
         for name in ("include", "exclude", "max_shard_size")
         if name in lock.options
     }
-    return make_job(src, resolve_config(dict(step.config)), data=data, **options)
+    given = data if step.data or len(lock.steps) == 1 else None
+    return make_job(src, resolve_config(dict(step.config)), data=given, **options)
 
 
 def _other_versions(lock: Lock) -> tuple[str, ...]:

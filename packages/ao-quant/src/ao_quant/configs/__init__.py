@@ -19,7 +19,7 @@ from ao_quant.configs.floats import (
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
 )
-from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
+from ao_quant.configs.gguf import FILE_TYPES, GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Float8DynamicActivationInt4WeightConfig,
@@ -61,6 +61,7 @@ from ao_quant.configs.trellis import TrellisWeightOnlyConfig
 __all__ = [
     "CALIBRATED",
     "CONFIGS",
+    "FILE_TYPES",
     "GGUF_TYPES",
     "GROUP_SIZES",
     "OBSERVERS",

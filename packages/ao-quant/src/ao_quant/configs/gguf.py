@@ -10,7 +10,7 @@ from ao_core import Spec
 from ao_core.ext import WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import one_of
 
-__all__ = ["GGUF_TYPES", "GGUFWeightOnlyConfig", "gguf_spec"]
+__all__ = ["FILE_TYPES", "GGUF_TYPES", "GGUFWeightOnlyConfig", "gguf_spec"]
 
 
 def _super(numbers: str, count: int, layout: str = "packed") -> Spec:
@@ -31,9 +31,12 @@ _TYPES: dict[str, tuple[str, int, str | Spec, str]] = {
     "q5_k": ("uint5", 32, _super("uint6", 8), "offset"),
     "q6_k": ("int6", 16, _super("int8", 16, "plain"), "none"),
     "iq4_nl": ("iq4_nl", 32, "float16", "none"),
+    "mxfp4": ("f4e2m1", 32, "e8m0", "none"),
 }
-#: the types of ggml that weights can have
-GGUF_TYPES = tuple(_TYPES)
+#: the types of ggml that files hold
+FILE_TYPES = tuple(_TYPES)
+#: those that `GGUFWeightOnlyConfig` makes; MXFP4 is a format of its own, which `MXWeightOnlyConfig` makes
+GGUF_TYPES = tuple(kind for kind in FILE_TYPES if kind != "mxfp4")
 
 
 def gguf_spec(kind: str) -> Spec:

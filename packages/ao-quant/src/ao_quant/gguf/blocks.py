@@ -7,6 +7,7 @@ takes a zero point off.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.ext import Parts, registry
-from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
+from ao_core.ext import CheckpointError, Parts, registry
+from ao_quant.configs.gguf import FILE_TYPES, gguf_spec
 
 __all__ = ["block_size", "from_blocks", "kind_of", "to_blocks"]
 
+#: storage of scales that are numbers
+_SCALES = {"float16": torch.float16, "e8m0": torch.float8_e8m0fnu}
 #: bytes moved at a time
 _BYTES = 1 << 20
 #: places of the bits of a number in a block, from its lowest; place 0 is the lowest bit of byte 0
@@ -110,6 +113,7 @@ def _fields() -> dict[str, dict[str, Field]]:
             "scale.scale": Field(_half(208)),
         },
         "iq4_nl": {"qdata": Field(_planes(2, 32, 16, 4)), "scale": Field(_half(0))},
+        "mxfp4": {"qdata": Field(_planes(1, 32, 16, 4)), "scale": Field(_planes(0, 1, 1, 8))},
     }
 
 
@@ -191,10 +195,17 @@ def from_blocks(data: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> 
         data: uint8 (..., blocks of a row * bytes of a block), on the CPU.
         kind: GGUF type, e.g. "q4_k".
         dtype: logical dtype of the tensor.
+
+    Raises:
+        CheckpointError: an exponent of MXFP4 is 255: 2**128 for ggml, and no number for others.
     """
     elements, size = block_size(kind)
     *lead, width = data.shape
     blocks = width // size
+    if kind == "mxfp4" and bool((data[..., ::size] == 255).any()):
+        raise CheckpointError(
+            "a scale of MXFP4 has the exponent 255, which is 2**128 for ggml and NaN in the standard"
+        )
     shape = (*lead, blocks * elements)
     moved = _move(data.reshape(prod(lead) * blocks, size), _both_ways(kind)[0])
     sizes = _part_bytes(kind)
@@ -214,14 +225,16 @@ def _assemble(
             nested = spec.scale_dtype
             parts[name] = _assemble(leaves, nested, grid, torch.float32, f"{at}{name}.")
         elif f"{at}{name}" in leaves:
-            parts[name] = leaves[f"{at}{name}"].view(torch.float16)
+            parts[name] = leaves[f"{at}{name}"].view(_SCALES[str(spec.scale_dtype)])
     return QTensor(parts, spec, shape, dtype)
 
 
 def kind_of(tensor: QTensor) -> str | None:
     """The GGUF type that has exactly the values of such a tensor, whatever its shape; None: there is none."""
     spec = tensor.canonical().spec
-    for kind in GGUF_TYPES:
+    # how the scales of MXFP4 were chosen makes no other values
+    spec = replace(spec, options=tuple(each for each in spec.options if each[0] != "mx_mode"))
+    for kind in FILE_TYPES:
         like = gguf_spec(kind)
         block = (1,) * (len(spec.block) - len(like.block)) + like.block[-len(spec.block) :]
         if Spec(like.dtype, block, like.scale_dtype, like.zero_point, like.layout) == spec:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ao_core.ext import CheckpointError, checked
 from ao_core.ext.quantizing import Progress, watched
-from ao_quant.configs.gguf import GGUF_TYPES
+from ao_quant.configs.gguf import FILE_TYPES
 from ao_quant.gguf.blocks import block_size, from_blocks
 from ao_quant.gguf.header import Entry, Header, read_header
 from ao_quant.gguf.metadata import gguf_package
@@ -62,7 +62,7 @@ class GGUFHeader(NamedTuple):
     @property
     def quantized(self) -> bool:
         """Whether a tensor is in blocks."""
-        return any(info.type in GGUF_TYPES for info in self.tensors.values())
+        return any(info.type in FILE_TYPES for info in self.tensors.values())
 
 
 class GGUFFile(NamedTuple):
@@ -161,8 +161,8 @@ def _header(path: str | PathLike[str]) -> Header:
         raise CheckpointError(f"{path}: GGUF files are read on little-endian machines only")
     for entry in header.entries:
         name = _type(entry)
-        if name not in DENSE and name.lower() not in GGUF_TYPES:
-            known = ", ".join([*DENSE, *(kind.upper() for kind in GGUF_TYPES)])
+        if name not in DENSE and name.lower() not in FILE_TYPES:
+            known = ", ".join([*DENSE, *(kind.upper() for kind in FILE_TYPES)])
             raise CheckpointError(
                 f"{path}: the tensor {entry.name!r} has the type {name}, which is not supported; "
                 f"supported are {known}"

@@ -21,6 +21,7 @@ from ao_quant.interchange import compressed_write, floats
 from ao_quant.interchange.gptq import order_of
 from ao_quant.interchange.integers import Integers, tensor_of
 from ao_quant.interchange.naming import check_form, modules_with
+from ao_quant.interchange.scales import Scales, mended
 from ao_quant.interchange.words import unpack_padded, unpack_words, words
 
 __all__ = ["COMPRESSED", "read_compressed"]
@@ -207,6 +208,27 @@ def _found(source: Source) -> dict[str, str]:
     return found
 
 
+#: elements of a scale, and of a byte
+_BLOCKED = {
+    "mxfp8-quantized": (32, 1),
+    "mxfp4-pack-quantized": (32, 2),
+    "nvfp4-pack-quantized": (16, 2),
+}
+
+
+def _scales(source: Source, found: Mapping[str, str]) -> list[Scales]:
+    """Those of blocks along rows."""
+    each = []
+    for name, kind in found.items():
+        if kind in _BLOCKED:
+            size, held = _BLOCKED[kind]
+            n, width = source.forms[f"{name}.{_MAKE[kind][1][0]}"][1]
+            shared = f"{name}.weight_global_scale"
+            shared = shared if shared in source.forms else ""
+            each.append(Scales(f"{name}.weight_scale", n, -(-width * held // size), shared))
+    return each
+
+
 def read_compressed(source: Source) -> Reading:
     """Every module with a weight in one of the formats."""
     weights, found, refused = {}, _found(source), {}
@@ -215,6 +237,7 @@ def read_compressed(source: Source) -> Reading:
     for name in modules_with(source, "weight_packed", "scale_packed", "meta"):
         refused[f"{name}.weight"] = "marlin-24 is in the order of a kernel"
     label = str(source.quantization.get("format", ""))
+    source, notes = mended(source, _scales(source, found), divides=True)
     for name, kind in found.items():
         make, parts = _MAKE[kind]
         names = tuple(f"{name}.{part}" for part in parts if f"{name}.{part}" in source.forms)
@@ -224,7 +247,7 @@ def read_compressed(source: Source) -> Reading:
     others = sorted(set(found.values()) - {label})
     known = label in ("", "mixed-precision", "naive-quantized") or not others
     note = f"the label says format={label!r}, and tensors are {', '.join(others)}"
-    return Reading(weights, refused, () if known else (note,))
+    return Reading(weights, refused, notes if known else (*notes, note))
 
 
 def _detect(source: Source) -> str:

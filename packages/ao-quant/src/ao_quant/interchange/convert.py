@@ -209,6 +209,7 @@ def _stored(
         if stored.settings is not None:
             settings.append((name, stored.settings))
         yield name, stored
+        del stored  # before the next one is made
 
 
 def _kind(opened: Opened, name: str) -> str:
@@ -265,6 +266,7 @@ def _written(
             journal.add(name, stored.tensors, record=record, settings=used, verdict=verdict)
         else:
             journal.add(name, stored)
+        del stored
     verdicts = [Verdict(**entry.verdict) for entry in journal.done if entry.verdict is not None]
     result = _conversion(opened, to, verdicts)
     result = _publish(opened, target, journal, place, result)

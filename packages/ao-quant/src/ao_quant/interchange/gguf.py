@@ -15,10 +15,17 @@ from ao_core import QTensor, quantize_tensor
 from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_core.ext.schema import TEXT, SchemaError, Table, check, parse_json
-from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
+from ao_quant.configs.gguf import FILE_TYPES, gguf_spec
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.interchange.gguf_files import CONTAINER
-from ao_quant.interchange.integers import Integers, integers_of, rows_of, tensor_of
+from ao_quant.interchange.integers import (
+    Integers,
+    assemble,
+    integers_of,
+    offsets_of,
+    rows_of,
+    tensor_of,
+)
 from ao_quant.interchange.naming import unlabelled
 
 __all__ = ["GGUF"]
@@ -48,7 +55,7 @@ def _make(source: Source, name: str, kind: str) -> QTensor:
 def _read(source: Source) -> Reading:
     weights = {}
     for name, kind in _types(source).items():
-        if kind not in GGUF_TYPES or name not in source.forms:
+        if kind not in FILE_TYPES or name not in source.forms:
             raise CheckpointError(f"{name} is missing, or its type {kind!r} is not read")
         make = partial(_make, source, name, kind)
         weights[name] = ForeignWeight((name,), make, {"type": kind})
@@ -72,6 +79,25 @@ def _in_blocks(found: Integers) -> QTensor | None:
     codes = found.codes + ((1 << (bits - 1)) - middle)
     made = tensor_of(Integers(codes, bits, 32, scale), torch.float16)
     return made if made.spec == gguf_spec(_SYMMETRIC[bits]) else None
+
+
+def _with_minima(tensor: QTensor) -> QTensor | None:
+    """The codes of a matrix in q4_1 or q5_1, whose minima are rounded once; None: there is no such type."""
+    found = offsets_of(tensor)
+    if found is None or found.bits > 5 or found.group % 32 or tensor.shape[1] % 32:
+        return None
+    half = found.scale.half()
+    if not bool((half.float() == found.scale.float()).all()):
+        return None
+    kind, times = _MINIMA[max(found.bits, 4)], min(found.group, tensor.shape[1]) // 32
+    blocks = tensor.shape[1] // 32
+    scale, offset = (
+        each.repeat_interleave(times, 1)[:, :blocks].contiguous()
+        for each in (half, found.offset.half())
+    )
+    if not bool(offset.isfinite().all()):
+        return None
+    return assemble(found.codes, gguf_spec(kind), tuple(tensor.shape), tensor.dtype, scale, offset)
 
 
 def _near(tensor: QTensor) -> str:
@@ -100,6 +126,8 @@ def _typed(tensor: QTensor, settings: Mapping[str, Any]) -> tuple[str, QTensor]:
     blocks = None if found is None else _in_blocks(found)
     if blocks is not None:
         return str(kind_of(blocks)), blocks
+    if (found_offsets := _with_minima(base)) is not None:
+        return str(kind_of(found_offsets)), found_offsets
     near = _near(base)
     dense: Tensor = base.dequantize(torch.float32)
     if dense.shape[-1] % 32:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ao_core.ext import CheckpointError, json_object
 from ao_core.ext.interchange import Container, Source
 from ao_core.ext.saving import read_text
-from ao_quant.configs.gguf import GGUF_TYPES
+from ao_quant.configs.gguf import FILE_TYPES
 from ao_quant.gguf.blocks import block_size
 from ao_quant.gguf.configuration import (
     FREQUENCIES,
@@ -82,7 +82,7 @@ def _open(path: Path) -> Source:
     for name, part in parts.items():
         kind, shape = header.tensors[part.file]
         shape = shape if part.expert is None else shape[1:]
-        if kind in GGUF_TYPES:
+        if kind in FILE_TYPES:
             forms[name] = (torch.uint8, (*shape[:-1], _row_bytes(kind, shape[-1])))
             types[name] = kind
         else:

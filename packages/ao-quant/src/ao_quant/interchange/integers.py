@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.ext import PERMUTE, Parts, QuantizationError, registry
+from ao_core.ext import PERMUTE, CheckpointError, Parts, QuantizationError, registry
 from ao_core.ext.kernels import unpack_parts
 from ao_quant.interchange.words import flip_sign
 
-__all__ = ["Integers", "assemble", "integers_of", "integers_on", "rows_of", "tensor_of"]
+__all__ = [
+    "Integers",
+    "Offsets",
+    "assemble",
+    "integers_of",
+    "integers_on",
+    "offsets_of",
+    "rows_of",
+    "tensor_of",
+]
 
 #: name of the storage of a scale -> dtype
 SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,8 +68,36 @@ def assemble(
     return QTensor({**parts, **beside}, spec, shape, dtype)
 
 
+def _in_range(found: Integers) -> Integers:
+    """Zero points that are codes: with more bits, and codes moved up, where they are not.
+
+    Kernels take zero points for codes. A zero point of 16 with 4 bits, which version 1 of GPTQ stores as 15,
+    or one of -3 would be another number to them.
+
+    Raises:
+        CheckpointError: 8 bits do not hold them.
+    """
+    if found.zero is None or not found.zero.numel():
+        return found
+    low, high = (int(each) for each in torch.aminmax(found.zero))
+    if low >= 0 and high < 1 << found.bits:
+        return found
+    up = max(-low, 0)
+    bits = max(high + up, (1 << found.bits) - 1 + up).bit_length()
+    if bits > 8:
+        raise CheckpointError(
+            f"zero points from {low} to {high} with {found.bits}-bit codes need {bits} bits, and 8 are held"
+        )
+    return found._replace(codes=found.codes + up, bits=bits, zero=found.zero + up)
+
+
 def tensor_of(found: Integers, dtype: torch.dtype) -> QTensor:
-    """The tensor with these values: around 0 where all zero points are in the middle."""
+    """The tensor with these values: around 0 where all zero points are in the middle.
+
+    Raises:
+        CheckpointError: zero points are too far from the codes.
+    """
+    found = _in_range(found)
     codes, bits = found.codes, found.bits
     middle = 1 << (bits - 1)
     symmetric = bits > 1 and (found.zero is None or bool((found.zero == middle).all()))
@@ -129,6 +166,39 @@ def integers_of(tensor: QTensor) -> Integers | None:
     zero = None if zero is None else zero.to(torch.int16)
     perm = base.parts["in_perm"].reshape(-1).long() if steps else None
     return Integers(codes, numbers.bits, max(group, 1), base.scale, zero, perm)
+
+
+class Offsets(NamedTuple):
+    """W[n, k] = scale[n, g] · codes[n, k] - offset[n, g], where g = k // group."""
+
+    #: uint8 (N, K)
+    codes: Tensor
+    bits: int
+    #: columns of a group
+    group: int
+    #: (N, G), as it is stored
+    scale: Tensor
+    #: float32 (N, G): products of scales and zero points that are not rounded yet
+    offset: Tensor
+
+
+def offsets_of(tensor: QTensor) -> Offsets | None:
+    """The unsigned codes of a matrix and what is taken off; None: it is of another kind."""
+    base = rows_of(tensor)
+    spec = base.spec
+    grid = len(spec.block) == 2 and spec.block[0] == 1 and base.dim() == 2
+    if not spec.dtype.startswith("uint") or not grid or spec.input or spec.zero_point == "none":
+        return None
+    if not isinstance(scale := base.parts.get("scale"), Tensor) or isinstance(scale, QTensor):
+        return None
+    if not base.layout_record.affine or scale.dtype not in _NAMES:
+        return None
+    codes, wide, zero = unpack_parts(base.parts, spec, tuple(base.shape))
+    if codes.shape != base.shape or zero is None or wide is None:
+        return None
+    offset = zero.float() if spec.zero_point == "offset" else zero.float() * wide.float()
+    group = base.shape[1] if spec.block[1] == WHOLE else spec.block[1]
+    return Offsets(codes, base.format.bits, group, scale, offset)
 
 
 def _whole_zeros(zero: Tensor, scale: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ from ao_core import QTensor, Spec
 from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_quant.interchange import floats
-from ao_quant.interchange.integers import SCALES, assemble, integers_on, rows_of
+from ao_quant.interchange.integers import SCALES, assemble, integers_on, offsets_of, rows_of
 from ao_quant.interchange.naming import check_form, modules_with
 from ao_quant.interchange.words import pack_words, unpack_words
 
@@ -96,6 +96,14 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
                 base.parts, spec, tuple(base.shape), base.format
             )
             bits, group, scale, bias = base.format.bits, spec.block[1], base.scale, -base.zero_point
+        elif (
+            spec.zero_point == "float"
+            and spec.block in [(1, g) for g in _GROUPS]
+            and (offsets := offsets_of(base)) is not None
+            and offsets.bits in _BITS
+        ):
+            codes, bits, group, scale = offsets[:4]
+            bias = (-offsets.offset).to(scale.dtype)
         else:
             held = tensor.dtype if tensor.dtype in SCALES.values() else torch.float16
             found = integers_on(base, _BITS, scale=(held,), whole=False, groups=_GROUPS)

@@ -17,6 +17,7 @@ from ao_core.ext.numerics import pack_bits, unpack_bits
 from ao_quant.interchange import floats
 from ao_quant.interchange.integers import Integers, integers_on, rows_of, tensor_of
 from ao_quant.interchange.naming import check_form, modules_with, quantized_by
+from ao_quant.interchange.scales import Scales, mended
 
 __all__ = ["MODELOPT"]
 
@@ -85,10 +86,23 @@ def _make(source: Source, name: str, kind: str) -> QTensor:
     return QTensor(parts, spec, tuple(tensor.shape), tensor.dtype)
 
 
+def _scales(source: Source, kinds: Mapping[str, str]) -> list[Scales]:
+    """Those of blocks along rows."""
+    each = []
+    for name, kind in kinds.items():
+        if kind in ("NVFP4", "MXFP8"):
+            n, width = source.forms[f"{name}.weight"][1]
+            blocks = -(-2 * width // 16) if kind == "NVFP4" else -(-width // 32)
+            shared = f"{name}.weight_scale_2" if kind == "NVFP4" else ""
+            each.append(Scales(f"{name}.weight_scale", n, blocks, shared))
+    return each
+
+
 def _read(source: Source) -> Reading:
     weights, refused = {}, {}
-    for name in modules_with(source, "weight", "weight_scale"):
-        kind = _kind(source, name)
+    kinds = {name: _kind(source, name) for name in modules_with(source, "weight", "weight_scale")}
+    source, notes = mended(source, _scales(source, kinds))
+    for name, kind in kinds.items():
         names = tuple(f"{name}.{p}" for p in _PARTS if f"{name}.{p}" in source.forms)
         if kind:
             step = source.forms.get(f"{name}.pre_quant_scale")
@@ -101,7 +115,7 @@ def _read(source: Source) -> Reading:
             )
         else:
             refused[f"{name}.weight"] = "its weight and scales are of no algorithm that is known"
-    return Reading(weights, refused)
+    return Reading(weights, refused, notes)
 
 
 def _without_step(tensor: QTensor) -> tuple[QTensor, Tensor | None]:

@@ -61,6 +61,13 @@ def read_back(
     return found.make()
 
 
+def _tensors(
+    form: Interchange | None, name: str, tensor: QTensor, settings: Mapping[str, Any]
+) -> Mapping[str, Tensor]:
+    """What is stored of a tensor."""
+    return flatten(name, tensor)[0] if form is None else form.write(name, tensor, settings).tensors
+
+
 def _write(
     form: Interchange | None, name: str, tensor: QTensor, settings: Mapping[str, Any]
 ) -> Any:
@@ -106,9 +113,11 @@ def convert_weight(
     if back.spec.act is None and tensor.spec.act is not None:
         notes = (*notes, "activations are not quantized there")
     most, sqnr = compare(tensor, back)
-    found = VALUES if sqnr is None else REGRIDDED
+    found, target_spec = VALUES if sqnr is None else REGRIDDED, str(back.spec)
+    del tensor  # one of a large weight is held at a time
     if found == VALUES and not notes:
-        again = attempt(lambda: _write(source, name, back, weight.settings)[0])
+        again = attempt(lambda: _tensors(source, name, back, weight.settings))
+        back = None
         found = BYTES if again is not None and same_bytes(again, take, weight.names) else VALUES
-    verdict = Verdict(name, found, described, str(back.spec), most, sqnr, "; ".join(notes))
+    verdict = Verdict(name, found, described, target_spec, most, sqnr, "; ".join(notes))
     return Stored(tensors, record, settings, verdict)

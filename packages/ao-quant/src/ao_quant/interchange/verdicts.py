@@ -33,7 +33,7 @@ BYTES, VALUES, REGRIDDED, REFUSED = "bytes equal", "values equal", "re-gridded",
 #: of `ao convert`: what the worst verdict makes of it
 EXIT_CODES = {BYTES: 0, VALUES: 0, REGRIDDED: 3, REFUSED: 4}
 #: elements that are compared at a time
-_SLAB = 1 << 22
+_SLAB = 1 << 18
 
 
 @dataclass(frozen=True)

@@ -48,15 +48,21 @@ def unpack_words(packed: Tensor, bits: int, n: int) -> Tensor:
         raise CheckpointError(
             f"{n} codes of {bits} bits take {words(n, bits, 8)} bytes, and there are {data.shape[-1]}"
         )
-    data = F.pad(data, (0, max(size - data.shape[-1], 0)))[..., :size]
-    return unpack_bits(data, bits, n)
+    return unpack_bits(_resized(data, size), bits, n)
+
+
+def _resized(data: Tensor, size: int) -> Tensor:
+    """Bytes (..., n) cut or filled with zeros to (..., size); themselves where they are so."""
+    if data.shape[-1] == size:
+        return data
+    return F.pad(data, (0, max(size - data.shape[-1], 0)))[..., :size]
 
 
 def pack_words(codes: Tensor, bits: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """The bit stream of codes in words of `dtype`; the rest of the last word is 0."""
     data = pack_bits(codes, bits)
     size = words(codes.shape[-1], bits, 8 * dtype.itemsize) * dtype.itemsize
-    data = F.pad(data, (0, max(size - data.shape[-1], 0)))[..., :size]
+    data = _resized(data, size).contiguous()
     return data.reshape(-1).view(dtype).view(*codes.shape[:-1], -1)
 
 
