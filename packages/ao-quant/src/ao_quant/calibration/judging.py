@@ -1,0 +1,132 @@
+"""What one scale for all activations costs the products of a weight, next to scales that each call computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core import Config, Skip, Target
+from ao_core.ext import WeightConfig, is_transposed
+from ao_core.ext.calibration import sampled_rows
+from ao_core.ext.quantizing import warn_caller
+from ao_quant.algorithms.applying import nearest
+from ao_quant.configs import StaticConfig
+
+__all__ = [
+    "ROWS",
+    "OutlierWarning",
+    "ProductErrors",
+    "product_errors",
+    "settled",
+    "warn_of_outliers",
+]
+
+#: the rows of activations that are kept of each weight, to compute products with
+ROWS = sampled_rows(64)
+#: rows of the weight, evenly spread, whose products are compared: errors of more differ little
+_OUTPUTS = 2048
+#: The most that the error of a static product may be, as a multiple of that of the dynamic one. Errors of
+#: layers are nearly independent, so that their energies add up in the answer, whatever each layer counts
+#: there: if no layer's is more than so many times as large, neither is the answer's, and most are less. Four
+#: times the energy is what one bit less makes: 8 static bits are to hold what 7 dynamic ones do.
+_MOST = 4.0
+_DONE = {
+    "dynamic": "each call computes their scales instead",
+    "dense": "they stay dense",
+    "keep": "they have one scale nevertheless, which can ruin a model",
+}
+
+
+class OutlierWarning(UserWarning):
+    """Activations have outliers, for which one scale for all tokens is no good."""
+
+
+class ProductErrors(NamedTuple):
+    """Mean over tokens of the squared error of a product over its squared size."""
+
+    static: float
+    dynamic: float
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether the static product is much worse."""
+        return not self.static <= _MOST * self.dynamic
+
+    def __str__(self) -> str:
+        return f"{self.static:.2g} with one scale, {self.dynamic:.2g} with scales of each call"
+
+
+def product_errors(
+    weight: Tensor, rows: Tensor, config: StaticConfig, target: Target
+) -> ProductErrors | None:
+    """The errors of the products of a weight (1, N, K) with rows of its activations (T, K).
+
+    Both the weight and the activations are rounded, and products are compared with dense ones, in float32. Each
+    token counts alike: in many models a few tokens are a thousand times as large as all others.
+
+    Args:
+        weight: dense.
+        rows: a sample.
+        config: with its scale.
+        target: the parameter.
+
+    Returns:
+        None where a format does not take the weight.
+    """
+    some = weight[:, :: max(1, weight.shape[1] // _OUTPUTS)].float()
+    x = rows.to(device=some.device, dtype=torch.float32)
+    expected = x @ some[0].t()
+    sizes = expected.square().sum(-1)
+    there = sizes > 0
+
+    def error(fmt: WeightConfig) -> float | None:
+        found = nearest(some, fmt, target)
+        if isinstance(found, Skip):
+            return None
+        made = F.linear(x, found.t() if is_transposed(target) else found)
+        errors = (made - expected).square().sum(-1)[there] / sizes[there]
+        return float(errors.double().sum() / len(x))
+
+    static, dynamic = error(config), error(config.dynamic())
+    return None if static is None or dynamic is None else ProductErrors(static, dynamic)
+
+
+def settled(
+    weight: Tensor, rows: Tensor, config: StaticConfig, target: Target
+) -> tuple[Config | None, str]:
+    """What a weight gets by `on_outliers`, and the reason where its products have outliers; else "".
+
+    Args: as for `product_errors`.
+    """
+    with torch.no_grad():
+        errors = product_errors(weight, rows, config, target)
+    if errors is None or not errors.are_apart:
+        return config, ""
+    instead: dict[str, Config | None] = {"dynamic": config.dynamic(), "dense": None, "keep": config}
+    reason = f"its inputs have outliers: error of the product {errors} (on_outliers={config.on_outliers!r})"
+    return instead[config.on_outliers], reason
+
+
+def warn_of_outliers(found: Mapping[str, Config | None]) -> None:
+    """Name weights with outliers, each with what it gets."""
+    policies = {name: _policy(config) for name, config in found.items()}
+    for policy, done in _DONE.items():
+        names = [name for name, its in policies.items() if its == policy]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            warn_caller(
+                f"the inputs of {', '.join(names[:3])}{more} have outliers, which make products with one "
+                f"scale for all tokens much less accurate than with scales of each call: {done} "
+                f"(on_outliers={policy!r}; the report has the figures)",
+                OutlierWarning,
+            )
+
+
+def _policy(config: Config | None) -> str:
+    if config is None:
+        return "dense"
+    return "keep" if isinstance(config, StaticConfig) else "dynamic"
