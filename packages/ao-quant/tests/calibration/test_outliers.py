@@ -1,4 +1,4 @@
-"""Activations with outliers: weights whose static products are much worse are named, and get what is asked for."""
+"""Outliers: weights whose static products are much worse are named, and get what is asked for."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ def _converted(config, spike):
     return model, convert(model)
 
 
+def _quantized(config, spike):
+    model = _model()
+    return model, quantize_(model, config, data=[_data(spike)])
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_weights_with_outliers_get_dynamic_scales(config):
     with pytest.warns(OutlierWarning, match=r"the inputs of 0\.weight have outliers"):
@@ -77,11 +82,7 @@ def test_weights_with_outliers_get_dynamic_scales(config):
 def test_other_policies(policy, by_data):
     config = replace(CONFIGS["minmax"], on_outliers=policy)
     with pytest.warns(OutlierWarning, match=f"on_outliers='{policy}'"):
-        if by_data:
-            model = _model()
-            report = quantize_(model, config, data=[_data(3000.0)])
-        else:
-            model, report = _converted(config, 3000.0)
+        model, report = (_quantized if by_data else _converted)(config, 3000.0)
     first = report.records[0]
     assert "error of the product" in first.reason
     if policy == "dense":
@@ -132,7 +133,8 @@ def test_errors_against_float64(dtype):
     scale = float(x.abs().max()) / 127
     config = replace(CONFIGS["minmax"], act_scale=scale)
     target = Target("weight", layer, "weight")
-    found = product_errors(layer.weight.detach()[None], x, config, target)
+    rows = {"sample": x, "greatest": x[:1]}
+    found = product_errors(layer.weight.detach()[None], rows, config, target)
     w, x = layer.weight.detach().double(), x.double()
     steps = w.abs().amax(1, keepdim=True) / 127
     rounded = (w / steps).round() * steps
@@ -141,8 +143,8 @@ def test_errors_against_float64(dtype):
         wrong = ((x / by).round().clamp(-128, 127) * by) @ rounded.t() - x @ w.t()
         return float((wrong.square().sum(-1) / (x @ w.t()).square().sum(-1)).mean())
 
-    assert found.static == pytest.approx(error(scale), rel=0.02)
-    assert found.dynamic == pytest.approx(error(x.abs().amax(1, keepdim=True) / 127), rel=0.02)
+    assert found.static == pytest.approx(error(scale), rel=0.1)
+    assert found.dynamic == pytest.approx(error(x.abs().amax(1, keepdim=True) / 127), rel=0.1)
 
 
 def test_zeros_are_no_outliers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,18 +60,21 @@ def recommend(
 
     check_files(out=out, json=json)
     with quiet():
-        from ao_core.ext import ConfigError
+        from ao_core.ext import ConfigError, MissingExtraError
         from ao_hf import generation
         from ao_hf.commands.evaluate import text_of
         from ao_hf.generation.machine import about
-        from ao_quant.recommending import CANDIDATES, recommend
 
+        try:
+            compared = import_module("ao_quant.recommending")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("ao_quant", "ao-quant", "ao recommend") from error
         words = text_of("--data", data)
         dense = generation.load(model, device=device, dtype=dtype)
         if dense.quantized:
             raise ConfigError(f"{model} is quantized: give the dense model that it was made of")
         windows = generation.windows_of(dense.tokenizer, words, tokens, window)
-        found = recommend(
+        found = compared.recommend(
             dense.model,
             [
                 {"input_ids": each[None].to(dense.model.device), "use_cache": False}
@@ -78,7 +82,7 @@ def recommend(
             ],
             budget=budget,
             max_loss=max_loss,
-            candidates=recipe or CANDIDATES,
+            candidates=recipe or compared.CANDIDATES,
             timer=partial(_seconds_per_token, dense),
             unit="token",
             rounds=rounds,

@@ -12,8 +12,8 @@ from ao_core import Algorithm, Skip, Solved, Target
 from ao_core.ext import registry
 from ao_core.ext.calibration import State, Statistic, Statistics
 from ao_quant.calibration.histogram import Histogram
-from ao_quant.calibration.observers import OBSERVERS, Observed, Range, merged, observe
 from ao_quant.calibration.judging import ROWS, settled, warn_of_outliers
+from ao_quant.calibration.observers import OBSERVERS, Observed, Range, merged, observe
 from ao_quant.calibration.result import found_qparams
 from ao_quant.calibration.steps import ready
 from ao_quant.configs import CALIBRATED, StaticConfig
@@ -60,7 +60,7 @@ def _observed(values: Mapping[str, Tensor]) -> Observed:
 
 
 def _needs(config: StaticConfig) -> tuple[Statistic, ...]:
-    return (observed(config.observer), ROWS) if config.act_scale is None else ()
+    return (observed(config.observer), *ROWS) if config.act_scale is None else ()
 
 
 def _refuses(weight: Tensor, config: StaticConfig, target: Target) -> str | None:
@@ -74,7 +74,7 @@ def _solve(
 ) -> Solved:
     (only,) = statistics
     scaled = config.calibrated(*found_qparams(config, _observed(only.values)))
-    chosen, reason = settled(weight, only["sample"], scaled, target)
+    chosen, reason = settled(weight, only.values, scaled, target)
     return Solved(config=chosen, reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""What one scale for all activations costs the products of a weight, next to scales that each call computes."""
+"""What one scale for all activations costs the products of a weight, next to scales of each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core import Config, Skip, Target
 from ao_core.ext import WeightConfig, is_transposed
-from ao_core.ext.calibration import sampled_rows
+from ao_core.ext.calibration import State, Statistic, sampled_rows
 from ao_core.ext.quantizing import warn_caller
 from ao_quant.algorithms.applying import nearest
 from ao_quant.configs import StaticConfig
@@ -25,8 +25,23 @@ __all__ = [
     "warn_of_outliers",
 ]
 
-#: the rows of activations that are kept of each weight, to compute products with
-ROWS = sampled_rows(64)
+
+def _greatest(rows: Tensor, before: int) -> State:
+    reach = rows.abs().amax(-1)
+    place = reach.argmax()
+    return {"greatest": rows[place : place + 1].clone(), "reach": reach[place].float().reshape(1)}
+
+
+#: "greatest": the row (1, in) of the largest magnitude, which is "reach", (1,): a sample may miss the token
+#: that an observer clips
+_GREATEST = Statistic(
+    "greatest_row",
+    ("greatest", "reach"),
+    _greatest,
+    lambda a, b: b if bool(b["reach"] > a["reach"]) else a,
+)
+#: what is kept of the activations of each weight, to compute products with
+ROWS = (sampled_rows(64), _GREATEST)
 #: rows of the weight, evenly spread, whose products are compared: errors of more differ little
 _OUTPUTS = 2048
 #: The most that the error of a static product may be, as a multiple of that of the dynamic one. Errors of
@@ -61,42 +76,48 @@ class ProductErrors(NamedTuple):
 
 
 def product_errors(
-    weight: Tensor, rows: Tensor, config: StaticConfig, target: Target
+    weight: Tensor, rows: Mapping[str, Tensor], config: StaticConfig, target: Target
 ) -> ProductErrors | None:
-    """The errors of the products of a weight (1, N, K) with rows of its activations (T, K).
+    """The errors of the products of a weight (1, N, K) with some of its activations.
 
-    Both the weight and the activations are rounded, and products are compared with dense ones, in float32. Each
-    token counts alike: in many models a few tokens are a thousand times as large as all others.
+    Both the weight and the activations are rounded, and products are compared with dense ones, in float32.
+    Each token counts alike: in many models a few tokens are a thousand times as large as all others.
 
     Args:
         weight: dense.
-        rows: a sample.
+        rows: the states of `ROWS`.
         config: with its scale.
         target: the parameter.
 
     Returns:
-        None where a format does not take the weight.
+        Those of the sample, or of the sample and the greatest row where these are further apart. None where a
+        format does not take the weight.
     """
     some = weight[:, :: max(1, weight.shape[1] // _OUTPUTS)].float()
-    x = rows.to(device=some.device, dtype=torch.float32)
+    x = torch.cat([rows["sample"], rows["greatest"]]).to(some.device, torch.float32)
     expected = x @ some[0].t()
     sizes = expected.square().sum(-1)
-    there = sizes > 0
 
-    def error(fmt: WeightConfig) -> float | None:
+    def errors(fmt: WeightConfig) -> Tensor | None:
         found = nearest(some, fmt, target)
         if isinstance(found, Skip):
             return None
         made = F.linear(x, found.t() if is_transposed(target) else found)
-        errors = (made - expected).square().sum(-1)[there] / sizes[there]
-        return float(errors.double().sum() / len(x))
+        wrong = (made - expected).square().sum(-1)
+        return torch.where(sizes > 0, wrong / sizes, 0.0).double()
 
-    static, dynamic = error(config), error(config.dynamic())
-    return None if static is None or dynamic is None else ProductErrors(static, dynamic)
+    static, dynamic = errors(config), errors(config.dynamic())
+    if static is None or dynamic is None:
+        return None
+    found = [
+        ProductErrors(*(float(each[:count].mean()) for each in (static, dynamic)))
+        for count in (len(x) - 1, len(x))
+    ]
+    return max(found, key=lambda each: each.static / each.dynamic if each.dynamic else 0.0)
 
 
 def settled(
-    weight: Tensor, rows: Tensor, config: StaticConfig, target: Target
+    weight: Tensor, rows: Mapping[str, Tensor], config: StaticConfig, target: Target
 ) -> tuple[Config | None, str]:
     """What a weight gets by `on_outliers`, and the reason where its products have outliers; else "".
 

@@ -32,12 +32,16 @@ class Watched:
     config: StaticConfig
     state: Observed
     #: some rows of the activations
-    rows: Statistics = Statistics((ROWS,))
+    rows: Statistics = field(default_factory=lambda: Statistics(ROWS))
 
     @classmethod
     def start(cls, config: StaticConfig) -> Watched:
         """Nothing seen yet."""
         return cls(config, OBSERVERS[config.observer].start())
+
+    def qparams(self) -> tuple[float, int | None]:
+        """Scale and zero point by what was seen."""
+        return found_qparams(self.config, self.state)
 
     @property
     def nbytes(self) -> int:
@@ -98,10 +102,10 @@ class Calibration:
             elif not each.state.count:
                 done.append(replace(entry, config=None, reason="it saw no data in calibration"))
             else:
-                scaled = each.config.calibrated(*found_qparams(each.config, each.state))
+                scaled = each.config.calibrated(*each.qparams())
                 target = entry.owners[0]
                 weight = matrices(entry.tensor.detach(), target)
-                config, reason = settled(weight, each.rows["sample"], scaled, target)
+                config, reason = settled(weight, each.rows.values, scaled, target)
                 if reason:
                     outliers[entry.fqn] = config
                 done.append(replace(entry, config=config, reason=reason or entry.reason))
@@ -113,7 +117,7 @@ class Calibration:
             seen = each.state
             text = "no data yet"
             if seen.count:
-                scale, zero_point = found_qparams(each.config, seen)
+                scale, zero_point = each.qparams()
                 text = f"{seen.count:,} values from {seen.range.low:.4g} to {seen.range.high:.4g}, "
                 text += f"scale {scale:.4g}" + (
                     "" if zero_point is None else f", zero point {zero_point}"

@@ -136,8 +136,8 @@ def convert(
         QuantizationError: weights saw no data, or what `quantize_` raises; the model is as it was.
 
     Warns:
-        OutlierWarning: products of some weights are much less accurate with one scale than with scales of each
-            call; it names them, and what they get by `on_outliers` of their configuration.
+        OutlierWarning: products of some weights are much less accurate with one scale than with scales of
+            each call; it names them, and what they get by `on_outliers` of their configuration.
     """
     if unseen not in _UNSEEN:
         raise ConfigError(f"unseen={unseen!r}: use one of {', '.join(map(repr, _UNSEEN))}")

@@ -15,8 +15,8 @@ from ao_quant.configs.ints import Int8DynamicActivationInt8WeightConfig
 from ao_quant.configs.mx import NVFP4DynamicActivationNVFP4WeightConfig
 
 __all__ = [
-    "ON_OUTLIERS",
     "OBSERVERS",
+    "ON_OUTLIERS",
     "Float8StaticActivationFloat8WeightConfig",
     "Int8StaticActivationInt8WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",

@@ -68,11 +68,11 @@ def recommend(
         model: dense.
         data: batches as for `quantize_`, which candidates that need data get too. Answers of up to 2,048
             positions are compared; those of the dense model are held.
-        budget: bytes of all parameters, as a number or "1.2GB": of the candidates that fit, the one that loses
-            least is recommended. Others are not measured.
-        max_loss: without `budget`: the fastest candidate that loses at most this much is recommended. It is in
-            nats per position where the answer has `logits`, by default 0.05; else it is the squared error of the
-            answers over the sum of their squares, by default 0.01.
+        budget: bytes of all parameters, as a number or "1.2GB": of the candidates that fit, the one that
+            loses least is recommended. Others are not measured.
+        max_loss: without `budget`: the fastest candidate that loses at most this much is recommended. It is
+            in nats per position where the answer has `logits`, by default 0.05; else it is the squared error
+            of the answers over the sum of their squares, by default 0.01.
         candidates: configurations or names of recipes, plans included. Dense always takes part.
         filter_fn: as for `quantize_`.
         timer: takes a model and returns the seconds of one use; None: its answer to the first batch.
@@ -84,8 +84,8 @@ def recommend(
         The table, and the recommended configuration.
 
     Raises:
-        ConfigError: no candidate fits into the budget (says how large the smallest is), the model is quantized
-            already, or an argument cannot work.
+        ConfigError: no candidate fits into the budget (says how large the smallest is), the model is
+            quantized already, or an argument cannot work.
         UnknownNameError: one of the candidates is registered nowhere.
     """
     if budget is not None and max_loss is not None:
@@ -170,8 +170,8 @@ def _quantized(
     try:
         report = quantize_(made, config, filter_fn, data=list(batches) if needs else None)
     except ConfigError as error:
-        return f"it is not possible: {error}"
-    return made if report.with_status("changed") else "it changes nothing in this model"
+        return f"not possible: {error}"
+    return made if report.with_status("changed") else "changes nothing"
 
 
 def _parameters(model: nn.Module) -> list[Tensor]:

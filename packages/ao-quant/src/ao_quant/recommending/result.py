@@ -20,7 +20,7 @@ __all__ = ["Compared", "Recommendation", "pick"]
 _TIE = 1.02
 #: characters of a name
 _NAME = 60
-_LOSSES = {"kl": "KL, nats", "output": "noise / signal"}
+_LOSSES = {"kl": "KL, nats", "output": "error"}
 _SPOKEN = {"kl": "nats", "output": "noise / signal"}
 
 
@@ -103,7 +103,10 @@ class Recommendation:
             "",
         )
         cells = [_cells(row, i == self.picked) for i, row in enumerate(self.rows)]
-        return f"{aligned([header, *cells], right=range(1, 6))}\n\n{self.chosen.name}: {self.chosen.reason}"
+        lines = [f"{row.name}: {row.reason}" for row in self.rows[1:] if ": " in row.reason]
+        if self.config is None:
+            lines.append(f"dense: {self.chosen.reason}")
+        return "\n".join([aligned([header, *cells], right=range(1, 6)), "", *lines])
 
 
 def _cells(row: Compared, is_picked: bool) -> tuple[str, ...]:
@@ -118,7 +121,7 @@ def _cells(row: Compared, is_picked: bool) -> tuple[str, ...]:
         text(row.agreement, ".1%") if row.config is not None else "",
         text(rate, ".3g"),
         text(row.speedup, ".2f"),
-        "recommended" if is_picked else row.reason,
+        "recommended" if is_picked else row.reason.partition(":")[0],
     )
 
 
@@ -134,14 +137,12 @@ def pick(
         max_loss: see `budget`.
         measure: of the losses.
     """
-    told = [
-        replace(row, reason=row.reason or _unfit(row, budget, max_loss, measure)) for row in rows
-    ]
+    told = [replace(row, reason=row.reason or _unfit(row, budget, max_loss)) for row in rows]
     fitting = [i for i, row in enumerate(told) if not row.reason]
     if budget is not None:
         best = min(fitting, key=lambda i: (_loss(told[i]), told[i].bytes))
         what = f"of what fits into {size_text(budget)}, it loses least"
-        other = "it fits, and another loses less"
+        other = "loses more"
     else:
         speed = max(told[i].speedup or 0.0 for i in fitting)
         best = min(
@@ -149,7 +150,7 @@ def pick(
             key=lambda i: (told[i].bytes, -(told[i].speedup or 0.0)),
         )
         what = f"of those that lose at most {max_loss:g} {_SPOKEN[measure]}, it is the fastest"
-        other = "another is faster, or as fast and smaller"
+        other = "slower, or larger"
     return tuple(
         replace(row, reason=_sentence(row, rows[0], what, measure))
         if i == best
@@ -162,17 +163,17 @@ def _loss(row: Compared) -> float:
     return 0.0 if row.loss is None else row.loss
 
 
-def _unfit(row: Compared, budget: int | None, max_loss: float, measure: str) -> str:
+def _unfit(row: Compared, budget: int | None, max_loss: float) -> str:
     if budget is not None:
-        return "it is larger than the budget" if row.bytes > budget else ""
+        return "too large" if row.bytes > budget else ""
     if not _loss(row) <= max_loss:
-        return f"it loses more than {max_loss:g} {_SPOKEN[measure]}"
+        return "loses too much"
     return ""
 
 
 def _sentence(row: Compared, dense: Compared, what: str, measure: str) -> str:
     if row.config is None:
-        return f"{what}, without any loss"
+        return f"{what}, and loses nothing"
     parts = [
         f"{what}: {_loss(row):.2g} {_SPOKEN[measure]}",
         f"{size_text(row.bytes)} of {size_text(dense.bytes)}",
