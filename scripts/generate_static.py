@@ -1,4 +1,4 @@
-"""Write what static scales of activations cost SmolLM2, examples/smollm2/static.json, into docs/calibration.md.
+"""Write what static scales cost SmolLM2, examples/smollm2/static.json, into docs/calibration.md.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
 """

@@ -19,9 +19,10 @@ import torch
 from algorithms import calibration, original
 from smollm2 import evaluate, model
 
-from ao_core import Config, quantize_
+from ao_core import Config, FqnToConfig, quantize_
 from ao_quant import (
     Float8StaticActivationFloat8WeightConfig,
+    Int8DynamicActivationInt8WeightConfig,
     Int8StaticActivationInt8WeightConfig,
     OutlierWarning,
     SmoothQuantConfig,
@@ -35,23 +36,32 @@ CALIBRATION, WINDOWS = 2048, 4
 _INT8 = Int8StaticActivationInt8WeightConfig()
 _UINT8 = Int8StaticActivationInt8WeightConfig(symmetric_activations=False)
 _FLOAT8 = Float8StaticActivationFloat8WeightConfig()
+
+
+def without_head(config: str | Config) -> FqnToConfig:
+    """The recipe for all weights that static ones quantize: a head tied to an embedding is none of these."""
+    return FqnToConfig({"model.embed_tokens": None, "lm_head": None, "*": config})
+
+
 #: format of both operands -> what is called how
-TABLE: dict[str, dict[str, str | Config | list[Config]]] = {
+TABLE: dict[str, dict[str, Config | list[Config]]] = {
     "int8": {
-        "dynamic": "int8_dynamic_activation_int8_weight",
+        "dynamic": without_head("int8_dynamic_activation_int8_weight"),
         "static, keep": replace(_INT8, on_outliers="keep"),
         "static": _INT8,
         "static, percentile": replace(_INT8, observer="percentile"),
-        "SmoothQuant, dynamic": SmoothQuantConfig("int8_dynamic_activation_int8_weight"),
+        "SmoothQuant, dynamic": without_head(
+            SmoothQuantConfig(Int8DynamicActivationInt8WeightConfig())
+        ),
         "SmoothQuant, static": [SmoothQuantConfig(), _INT8],
     },
     "int8 with zero points": {
-        "dynamic": "int8_dynamic_activation_int8_weight/asymmetric",
+        "dynamic": without_head("int8_dynamic_activation_int8_weight/asymmetric"),
         "static, keep": replace(_UINT8, on_outliers="keep"),
         "static": _UINT8,
     },
     "float8": {
-        "dynamic": "float8_dynamic_activation_float8_weight",
+        "dynamic": without_head("float8_dynamic_activation_float8_weight"),
         "static, keep": replace(_FLOAT8, on_outliers="keep"),
         "static": _FLOAT8,
     },
@@ -73,7 +83,7 @@ def main() -> None:
             if (format_, name) in done:
                 continue
             made = model.share(dense)
-            needs = not isinstance(config, str)
+            needs = name != "dynamic"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", OutlierWarning)  # the table counts them
                 report: Any = quantize_(made, config, data=data if needs else None)
