@@ -27,7 +27,10 @@ HEADER = [
 
 def section(data: dict[str, Any]) -> str:
     """The table, and what was measured, where."""
-    about, rows = data["about"], data["rows"]
+    about = data["about"]
+    rows = sorted(
+        data["rows"], key=lambda row: (row["format"] == "float8", row["format"], row["activations"])
+    )
     text = (
         f"{about['date']}; {about['cpu']}; torch {about['torch']}, ao-core {about['ao-core']}. "
         f"{about['calibration_tokens']:,} tokens to find scales, {about['tokens']:,} others to measure."

@@ -46,9 +46,9 @@ ROWS = (sampled_rows(64), _GREATEST)
 _OUTPUTS = 2048
 #: The most that the error of a static product may be, as a multiple of that of the dynamic one. Errors of
 #: layers are nearly independent, so that their energies add up in the answer, whatever each layer counts
-#: there: if no layer's is more than so many times as large, neither is the answer's, and most are less. Four
-#: times the energy is what one bit less makes: 8 static bits are to hold what 7 dynamic ones do.
-_MOST = 4.0
+#: there: if no layer's is more than so many times as large, neither is the answer's, and most are less. Twice
+#: the energy is half a bit of precision, four times a whole one; this is between the two.
+_MOST = 3.0
 _DONE = {
     "dynamic": "each call computes their scales instead",
     "dense": "they stay dense",
