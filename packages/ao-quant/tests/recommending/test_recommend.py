@@ -70,7 +70,7 @@ def test_figures_and_the_choice(model, data, tmp_path):
         assert row.loss == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
         assert row.agreement == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
     assert [row.speedup for row in found.rows] == pytest.approx([1.0, 3.0, 3 / 0.99, 1.5])
-    assert found.chosen.name == "int4_weight_only/g32-asymmetric"  # as fast, and smaller
+    assert found.chosen.name == "int8_weight_only"  # as fast, and loses less
     assert "of those that lose at most 10 nats, it is the fastest" in found.chosen.reason
     text = str(found)
     assert max(map(len, text.splitlines()[:6])) <= 120
@@ -139,21 +139,18 @@ def test_candidates_that_need_data_plans_and_those_that_do_nothing(model, data):
     assert none.config is None
 
 
-def test_ties_of_speed_go_to_the_smaller_and_reasons_stay():
+def test_ties_of_speed_go_to_the_least_loss_and_reasons_stay():
     rows = [
         Compared(None, 100, 0.0, 1.0, 1.0, 1.0),
         Compared(Int8WeightOnlyConfig(), 50, 0.01, 0.9, 0.5, 2.0),
-        Compared(Int4WeightOnlyConfig(), 25, 0.01, 0.9, 0.5, 1.99),
-        Compared(Int4WeightOnlyConfig(32), 100, reason="it is not possible"),
+        Compared(Int4WeightOnlyConfig(), 25, 0.02, 0.9, 0.5, 2.1),
+        Compared(Int4WeightOnlyConfig(32), 100, reason="not possible: it is odd"),
     ]
     told, best = pick(rows, None, 0.05, "kl")
-    assert best == 2
-    assert [row.reason for row in told[::3]] == [
-        "slower, or larger",
-        "it is not possible",
-    ]
-    slower = [rows[0], replace(rows[1], speedup=0.5)]
-    assert pick(slower, None, 0.05, "kl")[1] == 0
+    assert best == 1
+    assert [row.reason for row in told[::3]] == ["slower, or loses more", "not possible: it is odd"]
+    assert pick([*rows[:2], replace(rows[2], speedup=2.3)], None, 0.05, "kl")[1] == 2
+    assert pick([rows[0], replace(rows[1], speedup=0.5)], None, 0.05, "kl")[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from ao_quant.planning.text import config_text
 
 __all__ = ["Compared", "Recommendation", "pick"]
 
-#: speeds that differ by less than this factor are a tie, which the smaller model decides
-_TIE = 1.02
+#: speeds that differ by less than this factor are a tie, which the smaller loss decides
+_TIE = 1.1
 #: characters of a name
 _NAME = 60
 _LOSSES = {"kl": "KL, nats", "output": "error"}
@@ -133,7 +133,7 @@ def pick(
     Args:
         rows: dense first; those with a reason are not taken.
         budget: bytes; of what fits, the one with the least loss is taken. None: the fastest of those within
-            `max_loss`; speeds that hardly differ go to the smaller one.
+            `max_loss`; where speeds hardly differ, the one with the least loss.
         max_loss: see `budget`.
         measure: of the losses.
     """
@@ -147,10 +147,13 @@ def pick(
         speed = max(told[i].speedup or 0.0 for i in fitting)
         best = min(
             (i for i in fitting if (told[i].speedup or 0.0) * _TIE >= speed),
-            key=lambda i: (told[i].bytes, -(told[i].speedup or 0.0)),
+            key=lambda i: (_loss(told[i]), told[i].bytes),
         )
-        what = f"of those that lose at most {max_loss:g} {_SPOKEN[measure]}, it is the fastest"
-        other = "slower, or larger"
+        what = (
+            f"of those that lose at most {max_loss:g} {_SPOKEN[measure]}, it is the fastest, or loses "
+            "least of those about as fast"
+        )
+        other = "slower, or loses more"
     return tuple(
         replace(row, reason=_sentence(row, rows[0], what, measure))
         if i == best
