@@ -18,6 +18,7 @@ from ao_quant import (
     Int8StaticActivationInt8WeightConfig,
     NVFP4StaticActivationNVFP4WeightConfig,
     OutlierWarning,
+    SmoothQuantConfig,
     calibrate,
     convert,
     prepare,
@@ -158,3 +159,17 @@ def test_zeros_are_no_outliers():
 def test_refusal():
     with pytest.raises(ConfigError, match="on_outliers='drop'"):
         replace(copy.copy(CONFIGS["minmax"]), on_outliers="drop")
+
+
+@pytest.mark.filterwarnings("ignore:the inputs of")
+def test_smoothquant_takes_them_away_first():
+    """A channel of large activations: its factor lets the weight behind the norm stay static."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 48)).eval().requires_grad_(False)
+    model[0].weight[3] = 300.0
+    data, alone = [torch.randn(64, 64) for _ in range(2)], copy.deepcopy(model)
+    exact = [model(x) for x in data]
+    quantize_(model, [SmoothQuantConfig(), CONFIGS["minmax"]], data=data)
+    quantize_(alone, replace(CONFIGS["minmax"], on_outliers="keep"), data=data)
+    found, other = (torch.cat([m(x) for x in data]) for m in (model, alone))
+    assert sqnr(torch.cat(exact), found) > sqnr(torch.cat(exact), other) + 3

@@ -53,6 +53,7 @@ def _steps(model, config, batches):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.filterwarnings("ignore:the inputs of")
 def test_one_call_is_the_three_steps(name, dtype):
     model, batches = _model(dtype).eval(), [torch.randn(n, 70).to(dtype) for n in (9, 1, 4)]
     other = copy.deepcopy(model)
