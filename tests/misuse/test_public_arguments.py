@@ -27,8 +27,9 @@ PACKAGES = (
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks
 MADE_BY_AO = {
-    "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Layout", "PrecisionRecord",
-    "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "RemovalReport",
+    "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
+    "PrecisionRecord", "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "Recommendation",
+    "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
     "FuseReport", "StateReport", "GGUFFile", "GGUFHeader", "GGUFInfo", "Checkpoint", "Entry",
     "Loaded", "Provider", "Imatrix", "LowRank",

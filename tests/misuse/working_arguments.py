@@ -211,6 +211,8 @@ VALID = {
     "discard": lambda: {"model": prepared()},
     "plan": lambda: {"model": model(), "bits": 8.5, "sample": X, "candidates": ["int8_weight_only"]},
     "prepare": lambda: {"model": model(), "config": STATIC},
+    "recommend": lambda: {"model": model(), "data": [X], "candidates": ["int8_weight_only"],
+                          "timer": lambda made: 1.0, "rounds": 1},
     "convert_to_float8_training": lambda: {"model": model(), "config": "float8/rowwise"},
     "float8_fallback": lambda: {"model": trained(), "patterns": "0"},
     "precision_telemetry": lambda: {"model": trained()},

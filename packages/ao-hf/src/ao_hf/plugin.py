@@ -25,11 +25,13 @@ def ao_folder_kinds() -> list[FolderKind]:
 
 @hookimpl
 def ao_cli(app: typer.Typer) -> None:
-    """`ao generate`, `ao bench` and `ao eval`."""
+    """`ao generate`, `ao bench`, `ao eval` and `ao recommend`."""
     from ao_hf.commands.bench import bench
     from ao_hf.commands.evaluate import evaluate
     from ao_hf.commands.generate import generate
+    from ao_hf.commands.recommend import recommend
 
     app.command()(generate)
     app.command()(bench)
     app.command("eval")(evaluate)
+    app.command()(recommend)

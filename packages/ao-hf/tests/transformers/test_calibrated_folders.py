@@ -73,6 +73,7 @@ def in_memory(folder: Path, config: object, target: Path) -> Report:
     ],
     ids=["gptq", "mixed", "static", "autoround", "qronos"],
 )
+@pytest.mark.filterwarnings("ignore:the inputs of")
 def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -> None:
     expected = in_memory(folder, config, tmp_path / "memory")
     report = quantize_checkpoint(folder, tmp_path / "files", config, data=batches())

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         prepare,
     )
     from ao_quant.planning import QuantizationPlan, plan
+    from ao_quant.recommending import Compared, Recommendation, recommend
 
 __all__ = [
     "AWQConfig",
@@ -101,6 +102,7 @@ __all__ = [
     "Calibration",
     "ClipConfig",
     "CodebookWeightOnlyConfig",
+    "Compared",
     "EqualizeConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
@@ -135,6 +137,7 @@ __all__ = [
     "QATConfig",
     "QronosConfig",
     "QuantizationPlan",
+    "Recommendation",
     "RotateConfig",
     "SmoothQuantConfig",
     "TrellisWeightOnlyConfig",
@@ -174,6 +177,7 @@ __all__ = [
     "plan_checkpoint",
     "prepare",
     "quantize_checkpoint",
+    "recommend",
     "trellis_weight_only",
     "uintx_weight_only",
     "verify_checkpoint",
@@ -186,9 +190,11 @@ _MODULES = {
     "LowRank": "ao_quant.algorithms.low_rank",
     "low_rank_corrections": "ao_quant.algorithms.low_rank",
     "Calibration": "ao_quant.calibration",
+    "Compared": "ao_quant.recommending",
     "OneRowWarning": "ao_quant.autotuning",
     "OutlierWarning": "ao_quant.calibration",
     "QuantizationPlan": "ao_quant.planning",
+    "Recommendation": "ao_quant.recommending",
     "autoquant": "ao_quant.autotuning",
     "calibrate": "ao_quant.calibration",
     "convert": "ao_quant.calibration",
@@ -197,6 +203,7 @@ _MODULES = {
     "plan_checkpoint": "ao_core",
     "prepare": "ao_quant.calibration",
     "quantize_checkpoint": "ao_core",
+    "recommend": "ao_quant.recommending",
     "verify_checkpoint": "ao_core",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from ao_quant import (
     convert,
     prepare,
 )
+
+#: these models and data have outliers, or few rows; what becomes of such is in test_outliers.py
+pytestmark = pytest.mark.filterwarnings("ignore:the inputs of")
 
 INT8 = Int8StaticActivationInt8WeightConfig()
 CONFIGS = [
@@ -55,7 +59,7 @@ def test_scales_are_those_of_all_that_layers_were_given(config, dtype, training,
     model, batches = _mlp(dtype).train(training), _batches(dtype)
     with torch.no_grad():
         hidden = torch.cat([model[1](model[0](batch)) for batch in batches]).float()
-    calibration = prepare(model, config)
+    calibration = prepare(model, replace(config, on_outliers="keep"))
     with torch.set_grad_enabled(grad), calibrate(model) as same:
         for batch in batches:
             model(batch)
@@ -114,7 +118,7 @@ def test_contexts_add_up_and_batches_come_in_any_order():
 
 def test_a_prepared_model_can_be_copied():
     model, x = _mlp(), torch.randn(5, 70)
-    prepare(model, INT8)
+    prepare(model, replace(INT8, on_outliers="keep"))
     with calibrate(model):
         model(x)
     twin = copy.deepcopy(model)
@@ -303,5 +307,5 @@ def test_the_table():
     lines = str(calibration).splitlines()
     assert lines[0].startswith("0.weight (mse): 140 values from -1 to 3, scale 0.01")
     assert "zero point 6" in lines[0]
-    assert lines[-1] == "131,168 bytes"
-    assert calibration.nbytes == 131_168
+    assert lines[-1] == "133,184 bytes"
+    assert calibration.nbytes == 133_184

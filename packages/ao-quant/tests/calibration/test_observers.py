@@ -60,7 +60,6 @@ def test_the_range_is_that_of_numpy_in_any_order(name, dtype):
     exact = x.float().numpy()
     assert state.range == (exact.min(), exact.max())
     assert state.count == len(x)
-    assert state.typical == pytest.approx(float(abs(exact).astype("float64").mean()), rel=1e-5)
     for order in (batches[::-1], batches[3:] + batches[:3]):
         again = _seen(name, order)
         assert (again.range, again.count) == (state.range, state.count)
@@ -71,7 +70,7 @@ def test_the_range_is_that_of_numpy_in_any_order(name, dtype):
 
 def test_states_are_small_and_do_not_grow():
     sizes = {name: _seen(name, [_data("log", 100_000)]).nbytes for name in OBSERVERS}
-    assert sizes == {"minmax": 32, "percentile": 65_584, "mse": 65_584}
+    assert sizes == {"minmax": 24, "percentile": 65_576, "mse": 65_576}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -1,29 +1,39 @@
-"""Activations with outliers: layers that have them are named, and get a scale for each token."""
+"""Outliers: weights whose static products are much worse are named, and get what is asked for."""
 
 from __future__ import annotations
+
+import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from ao_core import config_from_dict, quantize_
+from ao_core import QTensor, Target, config_from_dict, quantize_
 from ao_core.ext import ConfigError
 from ao_core.ext.numerics import sqnr
 from ao_quant import (
     Float8StaticActivationFloat8WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8StaticActivationInt8WeightConfig,
+    NVFP4StaticActivationNVFP4WeightConfig,
     OutlierWarning,
+    SmoothQuantConfig,
     calibrate,
     convert,
     prepare,
 )
+from ao_quant.calibration.judging import product_errors
 
 CONFIGS = {
     "minmax": Int8StaticActivationInt8WeightConfig(),
     "percentile": Int8StaticActivationInt8WeightConfig(observer="percentile"),
     "mse": Int8StaticActivationInt8WeightConfig(observer="mse"),
     "asymmetric": Int8StaticActivationInt8WeightConfig(symmetric_activations=False),
+}
+FLOATS = {
+    "float8": Float8StaticActivationFloat8WeightConfig(),
+    "nvfp4": NVFP4StaticActivationNVFP4WeightConfig(),
 }
 
 
@@ -33,30 +43,31 @@ def _model() -> nn.Sequential:
 
 
 def _data(spike: float) -> torch.Tensor:
-    """Rows of which the first has one huge value, as the first token of a text has in many models."""
-    x = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
+    """Rows of like sizes, but for one huge value, as the first token of a text has in many models."""
+    x = torch.rand(256, 64, generator=torch.Generator().manual_seed(1)) * 6 - 3
     x[0, 3] = spike
     return x
 
 
-def _seen(config, spike):
+def _converted(config, spike):
     model = _model()
-    calibration = prepare(model, config)
+    prepare(model, config)
     with torch.no_grad(), calibrate(model):
         model(_data(spike))
-    return model, calibration
+    return model, convert(model)
+
+
+def _quantized(config, spike):
+    model = _model()
+    return model, quantize_(model, config, data=[_data(spike)])
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_layers_with_outliers_get_dynamic_scales(config):
-    model, calibration = _seen(config, 3000.0)
-    assert calibration.outliers == ["0.weight"]
-    assert "; outliers: mean magnitude 0.9" in str(calibration).splitlines()[0]
+def test_weights_with_outliers_get_dynamic_scales(config):
     with pytest.warns(OutlierWarning, match=r"the inputs of 0\.weight have outliers"):
-        report = convert(model)
+        model, report = _converted(config, 3000.0)
     first, other = (report.records[i] for i in (0, 2))
-    assert "from -4" in first.reason
-    assert "to 3000" in first.reason
+    assert "(on_outliers='dynamic')" in first.reason
     assert f"0.weight: {first.reason}" in str(report)
     assert (model[0].weight.spec.act.static, other.reason) == (False, "")
     assert model[2].weight.spec.act.static
@@ -67,47 +78,98 @@ def test_layers_with_outliers_get_dynamic_scales(config):
     assert torch.equal(again(_data(1.0)), model(_data(1.0)))
 
 
+@pytest.mark.parametrize("by_data", [False, True], ids=["three steps", "one call"])
+@pytest.mark.parametrize("policy", ["dense", "keep"])
+def test_other_policies(policy, by_data):
+    config = replace(CONFIGS["minmax"], on_outliers=policy)
+    with pytest.warns(OutlierWarning, match=f"on_outliers='{policy}'"):
+        model, report = (_quantized if by_data else _converted)(config, 3000.0)
+    first = report.records[0]
+    assert "error of the product" in first.reason
+    if policy == "dense":
+        assert first.status == "unchanged"
+        assert not isinstance(model[0].weight, QTensor)
+    else:
+        assert model[0].weight.spec.act.static
+    assert model[2].weight.spec.act.static
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_one_scale_costs_there(config):
     """All the other rows: nothing is left of them, or of the row that the others are spared."""
     dense, found = _model(), {}
-    for outliers in ("dynamic", "static", "keep"):
-        model, _ = _seen(config, 3000.0)
-        with pytest.warns(OutlierWarning, match=f"outliers='{outliers}'"):
-            convert(model, outliers=outliers)
+    for policy in ("dynamic", "keep", "dense"):
+        with pytest.warns(OutlierWarning):
+            model, _ = _converted(replace(config, on_outliers=policy), 3000.0)
         rows = [sqnr(d, m) for d, m in zip(dense(_data(3000.0)), model(_data(3000.0)), strict=True)]
-        found[outliers] = float(min(rows))
-    assert found["static"] < 5
-    assert min(found["dynamic"], found["keep"]) > 18
+        found[policy] = float(min(rows))
+    assert found["keep"] < 5
+    assert min(found["dynamic"], found["dense"]) > 18
 
 
 @pytest.mark.parametrize(
     ("config", "spike"),
-    [
-        *[(config, 60.0) for config in CONFIGS.values()],
-        (Float8StaticActivationFloat8WeightConfig(), 3000.0),
-    ],
-    ids=[*CONFIGS, "float8"],
+    [(config, 1.0) for config in CONFIGS.values()]
+    + [(config, 3000.0) for config in FLOATS.values()],
+    ids=[*CONFIGS, *FLOATS],
 )
-def test_ordinary_activations_and_floats_have_none(config, spike):
-    model, calibration = _seen(config, spike)
-    assert calibration.outliers == []
-    assert "outliers" not in str(calibration)
-    convert(model)  # warnings are errors here
-    assert all(model[i].weight.spec.act.static for i in (0, 2, 3))
+def test_rows_of_like_sizes_and_floats_have_none(config, spike):
+    model, _ = _converted(config, spike)  # warnings are errors here
+    assert all(model[i].weight.spec.act.static or config == FLOATS["nvfp4"] for i in (0, 2, 3))
+
+
+def test_small_rows_that_floats_lose():
+    """Below the least float8 number, one scale leaves nothing: the rule needs no list of formats."""
+    model, x = _model(), _data(1.0)
+    x[:128] *= 1e-6
+    with pytest.warns(OutlierWarning):
+        report = quantize_(model, FLOATS["float8"], data=[x])
+    assert "error of the product" in report.records[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_errors_against_float64(dtype):
+    layer = nn.Linear(64, 48, bias=False).to(dtype)
+    x = _data(40.0).to(dtype)
+    scale = float(x.abs().max()) / 127
+    config = replace(CONFIGS["minmax"], act_scale=scale)
+    target = Target("weight", layer, "weight")
+    rows = {"sample": x, "greatest": x[:1]}
+    found = product_errors(layer.weight.detach()[None], rows, config, target)
+    w, x = layer.weight.detach().double(), x.double()
+    steps = w.abs().amax(1, keepdim=True) / 127
+    rounded = (w / steps).round() * steps
+
+    def error(by):
+        wrong = ((x / by).round().clamp(-128, 127) * by) @ rounded.t() - x @ w.t()
+        return float((wrong.square().sum(-1) / (x @ w.t()).square().sum(-1)).mean())
+
+    assert found.static == pytest.approx(error(scale), rel=0.1)
+    assert found.dynamic == pytest.approx(error(x.abs().amax(1, keepdim=True) / 127), rel=0.1)
 
 
 def test_zeros_are_no_outliers():
     model = _model()
-    calibration = prepare(model, CONFIGS["minmax"])
+    prepare(model, CONFIGS["minmax"])
     with calibrate(model):
         model(torch.zeros(4, 64))
-    assert calibration.outliers == []
+    convert(model)
 
 
 def test_refusal():
-    model, _ = _seen(CONFIGS["minmax"], 1.0)
-    with pytest.raises(
-        ConfigError, match="outliers='drop': use one of 'dynamic', 'keep', 'static'"
-    ):
-        convert(model, outliers="drop")
+    with pytest.raises(ConfigError, match="on_outliers='drop'"):
+        replace(copy.copy(CONFIGS["minmax"]), on_outliers="drop")
+
+
+@pytest.mark.filterwarnings("ignore:the inputs of")
+def test_smoothquant_takes_them_away_first():
+    """A channel of large activations: its factor lets the weight behind the norm stay static."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 48)).eval().requires_grad_(False)
+    model[0].weight[3] = 300.0
+    data, alone = [torch.randn(64, 64) for _ in range(2)], copy.deepcopy(model)
+    exact = [model(x) for x in data]
+    quantize_(model, [SmoothQuantConfig(), CONFIGS["minmax"]], data=data)
+    quantize_(alone, replace(CONFIGS["minmax"], on_outliers="keep"), data=data)
+    found, other = (torch.cat([m(x) for x in data]) for m in (model, alone))
+    assert sqnr(torch.cat(exact), found) > sqnr(torch.cat(exact), other) + 3

@@ -314,7 +314,7 @@ def _take(
     if found.loss is not None:
         extras["loss_before"], extras["loss_after"] = found.loss
     other = replace(entry, config=found.config, reason=found.reason or entry.reason)
-    if found.values is None and found.config is not None:
+    if found.values is None and (found.config is not None or found.reason):
         work.decided[entry.fqn] = other
         if solver.sequential:
             work.ready[entry.fqn] = convert(other, entry.tensor)

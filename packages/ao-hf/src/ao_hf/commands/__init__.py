@@ -1,1 +1,1 @@
-"""The commands that ao-hf adds to `ao`: generate, bench and eval."""
+"""The commands that ao-hf adds to `ao`: generate, bench, eval and recommend."""

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from ao_hf.generation import Loaded, Quality, Variant
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "text_of"]
 
 _HEADER = ("model", "cache", "chunk", "perplexity", "KL, nats", "same token", "diverges after")
 
@@ -55,7 +55,7 @@ def evaluate(
     from ao_hf.commands.results import check_files, numbers, write_json
 
     check_files(json=json)
-    sizes, words = numbers("--chunks", chunks), _text(text)
+    sizes, words = numbers("--chunks", chunks), text_of("--text", text)
     with quiet():
         from ao_hf import generation
         from ao_hf.generation.caches import check_kv
@@ -102,7 +102,12 @@ def evaluate(
         write_json(json, found)
 
 
-def _text(path: Path | None) -> str:
+def text_of(option: str, path: Path | None) -> str:
+    """The text of a file, the value of an option; without one, the documentation of Python.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     from ao_core.ext import ConfigError
     from ao_hf.generation import default_text
 
@@ -111,7 +116,7 @@ def _text(path: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {path}: cannot be read as UTF-8: {error}") from error
+        raise ConfigError(f"{option} {path}: cannot be read as UTF-8: {error}") from error
 
 
 def _variants(

@@ -14,7 +14,7 @@ from ao_core.ext import SCALE, ChosenSteps, GraphError, WeightConfig, is_conv, i
 from ao_core.ext.calibration import Sample, Statistic, Statistics, collect, matrices, unobservable
 from ao_core.ext.graph import ModelGraph, ScaleGroup, analyze, proven, scaled
 from ao_core.ext.quantizing import Decision
-from ao_quant.configs import GGUFWeightOnlyConfig
+from ao_quant.configs import GGUFWeightOnlyConfig, StaticConfig
 
 __all__ = [
     "Channels",
@@ -72,8 +72,13 @@ class Channels:
 
 
 def format_of(config: Config | None) -> WeightConfig | None:
-    """The format that a configuration stores weights in; None where it is not one of weights."""
+    """The format that a configuration stores weights in; None where it is not one of weights.
+
+    Of static scales that are still to be found it is the one whose scales each call computes.
+    """
     found = getattr(config, "base", config)
+    if isinstance(found, StaticConfig) and found.act_scale is None:
+        return found.dynamic()
     return found if isinstance(found, WeightConfig) else None
 
 

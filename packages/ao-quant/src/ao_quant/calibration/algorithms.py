@@ -12,14 +12,15 @@ from ao_core import Algorithm, Skip, Solved, Target
 from ao_core.ext import registry
 from ao_core.ext.calibration import State, Statistic, Statistics
 from ao_quant.calibration.histogram import Histogram
+from ao_quant.calibration.judging import ROWS, settled, warn_of_outliers
 from ao_quant.calibration.observers import OBSERVERS, Observed, Range, merged, observe
-from ao_quant.calibration.result import Watched, outliers_text
-from ao_quant.calibration.steps import ready, warn_of_outliers
+from ao_quant.calibration.result import found_qparams
+from ao_quant.calibration.steps import ready
 from ao_quant.configs import CALIBRATED, StaticConfig
 
 __all__ = ["ALGORITHMS", "observed"]
 
-_KEYS = ("act_range", "act_count", "act_total")
+_KEYS = ("act_range", "act_count")
 _HISTOGRAM = ("act_counts", "act_top")
 
 
@@ -43,7 +44,6 @@ def _tensors(state: Observed) -> State:
     found = {
         "act_range": of(state.range, torch.float64),
         "act_count": of(state.count, torch.int64),
-        "act_total": of(state.total, torch.float64),
     }
     if state.histogram is not None:
         found["act_counts"] = state.histogram.counts
@@ -56,13 +56,11 @@ def _observed(values: Mapping[str, Tensor]) -> Observed:
     if "act_counts" in values:
         histogram = Histogram(values["act_counts"], int(values["act_top"]))
     low, high = values["act_range"].tolist()
-    return Observed(
-        Range(low, high), int(values["act_count"]), histogram, float(values["act_total"])
-    )
+    return Observed(Range(low, high), int(values["act_count"]), histogram)
 
 
 def _needs(config: StaticConfig) -> tuple[Statistic, ...]:
-    return (observed(config.observer),) if config.act_scale is None else ()
+    return (observed(config.observer), *ROWS) if config.act_scale is None else ()
 
 
 def _refuses(weight: Tensor, config: StaticConfig, target: Target) -> str | None:
@@ -75,16 +73,13 @@ def _solve(
     weight: Tensor, statistics: tuple[Statistics, ...], config: StaticConfig, target: Target
 ) -> Solved:
     (only,) = statistics
-    seen = Watched(config, _observed(only.values))
-    if seen.has_outliers:
-        return Solved(config=config.dynamic(), reason=outliers_text(seen.state))
-    return Solved(config=config.calibrated(*seen.qparams()))
+    scaled = config.calibrated(*found_qparams(config, _observed(only.values)))
+    chosen, reason = settled(weight, only.values, scaled, target)
+    return Solved(config=chosen, reason=reason)
 
 
 def _after(found: dict[str, Solved]) -> None:
-    outliers = [name for name, solved in found.items() if solved.reason]
-    if outliers:
-        warn_of_outliers(outliers, "dynamic")
+    warn_of_outliers({name: each.config for name, each in found.items() if each.reason})
 
 
 ALGORITHMS: tuple[Algorithm, ...] = tuple(

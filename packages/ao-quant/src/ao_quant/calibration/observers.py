@@ -27,7 +27,6 @@ __all__ = [
     "merged",
     "observe",
     "qparams",
-    "steps_are_wide",
 ]
 
 #: factors by which the least squared error is searched, as powers of two: first and second round
@@ -54,18 +53,11 @@ class Observed:
     count: int = 0
     #: None: only the range is observed
     histogram: Histogram | None = None
-    #: sum of their magnitudes
-    total: float = 0.0
-
-    @property
-    def typical(self) -> float:
-        """Mean magnitude of the values; 0 where none was seen."""
-        return self.total / max(self.count, 1)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the state: 32 bytes, and 64 KiB of a histogram."""
-        return 32 + (0 if self.histogram is None else self.histogram.nbytes)
+        """Memory of the state: 24 bytes, and 64 KiB of a histogram."""
+        return 24 + (0 if self.histogram is None else self.histogram.nbytes)
 
 
 class Observer(NamedTuple):
@@ -93,8 +85,7 @@ def observe(state: Observed, x: Tensor) -> Observed:
     histogram = state.histogram
     if histogram is not None:
         histogram = count_bins(histogram, x, max(-low, high))
-    total = state.total + float(torch.linalg.vector_norm(x, 1, dtype=torch.float32))
-    return Observed(seen, state.count + x.numel(), histogram, total)
+    return Observed(seen, state.count + x.numel(), histogram)
 
 
 def merged(a: Observed, b: Observed) -> Observed:
@@ -103,7 +94,7 @@ def merged(a: Observed, b: Observed) -> Observed:
     if a.histogram is not None and b.histogram is not None:
         histogram = added(a.histogram, b.histogram)
     low, high = min(a.range.low, b.range.low), max(a.range.high, b.range.high)
-    return Observed(Range(low, high), a.count + b.count, histogram, a.total + b.total)
+    return Observed(Range(low, high), a.count + b.count, histogram)
 
 
 def qparams(
@@ -111,19 +102,7 @@ def qparams(
 ) -> tuple[float, int | None]:
     """Scale and zero point, if the format has one, of activations that were observed."""
     dtype = registry.dtypes.get(act.dtype)
-    return _of_range(observer.span(state, dtype, act.zero_point, percentile), act)
-
-
-def steps_are_wide(state: Observed, act: Spec) -> bool:
-    """Whether one step of a format over all that was seen is larger than the mean magnitude.
-
-    Most values would become 0, and an observer that clips would clip what stands out.
-    """
-    scale, _ = _of_range(state.range, act)
-    return 0.0 < state.typical < scale
-
-
-def _of_range(span: Range, act: Spec) -> tuple[float, int | None]:
+    span = observer.span(state, dtype, act.zero_point, percentile)
     low, high = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in span)
     scale, point = static_qparams_of_range(low, high, act)
     return float(scale), None if point is None else int(point)

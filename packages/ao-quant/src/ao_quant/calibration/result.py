@@ -7,21 +7,22 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ao_core import Spec
+from ao_core import Config
 from ao_core.ext import QuantizationError
-from ao_core.ext.calibration import config_of
+from ao_core.ext.calibration import Statistics, config_of, matrices
 from ao_core.ext.quantizing import Decision
-from ao_quant.calibration.observers import (
-    OBSERVERS,
-    Observed,
-    Observer,
-    observe,
-    qparams,
-    steps_are_wide,
-)
+from ao_quant.calibration.judging import ROWS, settled
+from ao_quant.calibration.observers import OBSERVERS, Observed, observe, qparams
 from ao_quant.configs import StaticConfig
 
-__all__ = ["Calibration", "Watched", "config_of", "outliers_text"]
+__all__ = ["Calibration", "Watched", "config_of", "found_qparams"]
+
+
+def found_qparams(config: StaticConfig, state: Observed) -> tuple[float, int | None]:
+    """Scale and zero point by what was seen of the activations of a weight."""
+    act = config.weight_format(torch.float32).spec.act
+    assert act is not None
+    return qparams(state, OBSERVERS[config.observer], act, config.percentile)
 
 
 @dataclass
@@ -30,32 +31,22 @@ class Watched:
 
     config: StaticConfig
     state: Observed
+    #: some rows of the activations
+    rows: Statistics = field(default_factory=lambda: Statistics(ROWS))
 
     @classmethod
     def start(cls, config: StaticConfig) -> Watched:
         """Nothing seen yet."""
         return cls(config, OBSERVERS[config.observer].start())
 
-    @property
-    def observer(self) -> Observer:
-        """How it is observed."""
-        return OBSERVERS[self.config.observer]
-
-    @property
-    def act(self) -> Spec:
-        """The format of the activations."""
-        act = self.config.weight_format(torch.float32).spec.act
-        assert act is not None
-        return act
-
-    @property
-    def has_outliers(self) -> bool:
-        """Whether one scale leaves nothing of most values, in a format that has evenly spaced ones."""
-        return self.config.dynamic() is not None and steps_are_wide(self.state, self.act)
-
     def qparams(self) -> tuple[float, int | None]:
         """Scale and zero point by what was seen."""
-        return qparams(self.state, self.observer, self.act, self.config.percentile)
+        return found_qparams(self.config, self.state)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what was seen."""
+        return self.state.nbytes + self.rows.nbytes
 
 
 @dataclass
@@ -75,17 +66,12 @@ class Calibration:
     @property
     def nbytes(self) -> int:
         """Memory of all states."""
-        return sum(each.state.nbytes for each in self.watched.values())
+        return sum(each.nbytes for each in self.watched.values())
 
     @property
     def unseen(self) -> list[str]:
         """Weights that were multiplied with nothing yet."""
         return [name for name, each in self.watched.items() if not each.state.count]
-
-    @property
-    def outliers(self) -> list[str]:
-        """Weights whose activations have outliers: one scale would leave nothing of most values."""
-        return [n for n, each in self.watched.items() if each.state.count and each.has_outliers]
 
     def note(self, name: str, number: int, x: Tensor) -> None:
         """Observe activations of a weight.
@@ -96,30 +82,34 @@ class Calibration:
         each = self.watched[name]
         try:
             each.state = observe(each.state, x)
+            each.rows = each.rows.absorb(x)
         except QuantizationError as error:
             raise QuantizationError(
                 f"the activations of {name} cannot be observed, {error}; find out where the model makes "
                 "them, or leave the layer out"
             ) from error
 
-    def decided(self, outliers: str = "static") -> list[Decision]:
-        """The plans with what was found; those of weights that saw nothing keep them.
+    def decided(self) -> tuple[list[Decision], dict[str, Config | None]]:
+        """The plans with what was found, and what weights with outliers get, by name.
 
-        `outliers`: as for `ao_quant.convert`.
+        Weights that saw nothing are kept.
         """
-        done = []
-        for decide in self.decisions:
-            each = self.watched.get(decide.fqn)
+        done, outliers = [], dict[str, Config | None]()
+        for entry in self.decisions:
+            each = self.watched.get(entry.fqn)
             if each is None:
-                done.append(decide)
+                done.append(entry)
             elif not each.state.count:
-                done.append(replace(decide, config=None, reason="it saw no data in calibration"))
-            elif outliers != "static" and each.has_outliers:
-                config = each.config.dynamic() if outliers == "dynamic" else None
-                done.append(replace(decide, config=config, reason=outliers_text(each.state)))
+                done.append(replace(entry, config=None, reason="it saw no data in calibration"))
             else:
-                done.append(replace(decide, config=each.config.calibrated(*each.qparams())))
-        return done
+                scaled = each.config.calibrated(*each.qparams())
+                target = entry.owners[0]
+                weight = matrices(entry.tensor.detach(), target)
+                config, reason = settled(weight, each.rows.values, scaled, target)
+                if reason:
+                    outliers[entry.fqn] = config
+                done.append(replace(entry, config=config, reason=reason or entry.reason))
+        return done, outliers
 
     def __str__(self) -> str:
         lines = []
@@ -132,15 +122,5 @@ class Calibration:
                 text += f"scale {scale:.4g}" + (
                     "" if zero_point is None else f", zero point {zero_point}"
                 )
-                text += f"; outliers: mean magnitude {seen.typical:.4g}" * each.has_outliers
             lines.append(f"{name} ({each.config.observer}): {text}")
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])
-
-
-def outliers_text(state: Observed) -> str:
-    """The sentence on activations with outliers."""
-    low, high = state.range
-    return (
-        f"its inputs have outliers, from {low:.4g} to {high:.4g} where the mean magnitude is "
-        f"{state.typical:.3g}: one scale for all would round most of them to 0"
-    )

@@ -26,8 +26,8 @@ from ao_core.ext.quantizing import (
     apply_decisions,
     decide,
     transformed,
-    warn_caller,
 )
+from ao_quant.calibration.judging import OutlierWarning, warn_of_outliers
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
 
@@ -36,7 +36,6 @@ __all__ = ["OutlierWarning", "calibrate", "convert", "discard", "prepare"]
 #: the attribute of a prepared model
 _ATTRIBUTE = "_ao_calibration"
 _UNSEEN = ("error", "keep")
-_OUTLIERS = ("dynamic", "keep", "static")
 
 
 @checked
@@ -114,7 +113,6 @@ def convert(
     model: nn.Module,
     *,
     unseen: str = "error",
-    outliers: str = "dynamic",
     device: torch.device | str | None = None,
     strict: bool = False,
     progress: Progress = None,
@@ -125,9 +123,6 @@ def convert(
         model: as it was prepared.
         unseen: what to do with weights that saw no data: "error", or "keep" them as they are, which the
             report then says.
-        outliers: what int8 weights get whose activations have outliers, so that a step of one scale for all
-            is larger than their mean magnitude: "dynamic", a scale for each token; "keep" them as they are;
-            "static", as all others. The report names them.
         device: as for `quantize_`.
         strict: as for `quantize_`.
         progress: as for `quantize_`.
@@ -141,12 +136,11 @@ def convert(
         QuantizationError: weights saw no data, or what `quantize_` raises; the model is as it was.
 
     Warns:
-        OutlierWarning: activations of some weights have outliers; it names them.
+        OutlierWarning: products of some weights are much less accurate with one scale than with scales of
+            each call; it names them, and what they get by `on_outliers` of their configuration.
     """
     if unseen not in _UNSEEN:
         raise ConfigError(f"unseen={unseen!r}: use one of {', '.join(map(repr, _UNSEEN))}")
-    if outliers not in _OUTLIERS:
-        raise ConfigError(f"outliers={outliers!r}: use one of {', '.join(map(repr, _OUTLIERS))}")
     calibration = _of(model, "convert")
     if calibration.unseen and unseen == "error":
         raise QuantizationError(
@@ -154,34 +148,13 @@ def convert(
             "reach them within `with calibrate(model):`, leave them out of the configuration, or pass "
             "unseen='keep'"
         )
-    decisions = calibration.decided(outliers)
-    if calibration.outliers:
-        warn_of_outliers(calibration.outliers, outliers)
+    decisions, outliers = calibration.decided()
+    warn_of_outliers(outliers)
     report = apply_decisions(
         model, config_of(decisions), decisions, device=device, strict=strict, progress=progress
     )
     delattr(model, _ATTRIBUTE)
     return report
-
-
-class OutlierWarning(UserWarning):
-    """Activations have outliers, for which one scale for all tokens is no good."""
-
-
-def warn_of_outliers(names: list[str], outliers: str) -> None:
-    """Name the weights, and say what they get."""
-    done = {
-        "dynamic": "they have a scale for each token instead",
-        "keep": "they stay as they are",
-        "static": "they have one scale nevertheless, which can ruin a model",
-    }
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    warn_caller(
-        f"the inputs of {', '.join(names[:3])}{more} have outliers, which leave most values less than a step "
-        f"of one scale for all: {done[outliers]} (outliers={outliers!r}; the report and print(calibration) "
-        "have the figures)",
-        OutlierWarning,
-    )
 
 
 @checked

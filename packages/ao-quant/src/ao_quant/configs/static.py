@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from ao_core import WHOLE, Config, Spec
+from ao_core import WHOLE, Spec
 from ao_core.ext import ConfigError, WeightConfig, WeightFormat
 from ao_quant.configs.base import YES_NO, one_of
 from ao_quant.configs.floats import FLOAT8, Float8DynamicActivationFloat8WeightConfig
@@ -16,6 +16,7 @@ from ao_quant.configs.mx import NVFP4DynamicActivationNVFP4WeightConfig
 
 __all__ = [
     "OBSERVERS",
+    "ON_OUTLIERS",
     "Float8StaticActivationFloat8WeightConfig",
     "Int8StaticActivationInt8WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
@@ -24,6 +25,8 @@ __all__ = [
 
 #: the values of every `observer`
 OBSERVERS = ("minmax", "percentile", "mse")
+#: the values of every `on_outliers`
+ON_OUTLIERS = ("dynamic", "dense", "keep")
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,13 @@ class StaticConfig(WeightConfig):
     percentile: float = field(default=99.99, kw_only=True)
     #: scale of all activations of a layer; None: to be found
     act_scale: float | None = field(default=None, kw_only=True)
+    #: what weights get whose products have much larger errors with one scale than with one per token:
+    #: "dynamic", a scale per token; "dense", nothing; "keep", one scale, as all others
+    on_outliers: str = field(default="dynamic", kw_only=True)
 
     def __post_init__(self) -> None:
         one_of(self, "observer", OBSERVERS)
+        one_of(self, "on_outliers", ON_OUTLIERS)
         if type(self.percentile) is not float or not 50.0 < self.percentile <= 100.0:
             self._refuse("percentile", "use a float above 50.0 and up to 100.0")
         if self.act_scale is not None and not (
@@ -66,9 +73,9 @@ class StaticConfig(WeightConfig):
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale)
 
-    def dynamic(self) -> Config | None:
-        """The configuration to use instead if activations have outliers; None: keep this one."""
-        return None
+    def dynamic(self) -> WeightConfig:
+        """The same with scales that each call computes."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raise `ConfigError` where the scale is not known yet."""
@@ -111,7 +118,7 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale, act_zero_point=zero_point)
 
-    def dynamic(self) -> Config | None:
+    def dynamic(self) -> WeightConfig:
         """The same with one scale per token."""
         return Int8DynamicActivationInt8WeightConfig(self.symmetric_activations, "row")
 
@@ -142,6 +149,12 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
 
+    def dynamic(self) -> WeightConfig:
+        """The same with one scale per token."""
+        return Float8DynamicActivationFloat8WeightConfig(
+            "row", self.weight_dtype, self.activation_dtype
+        )
+
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
         dynamic = Float8DynamicActivationFloat8WeightConfig(
@@ -169,6 +182,10 @@ class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
                 "it weighs errors of one scale for all values, and here each block has its own; use "
                 "'minmax' or 'percentile'",
             )
+
+    def dynamic(self) -> WeightConfig:
+        """The same with a global scale that each call computes."""
+        return NVFP4DynamicActivationNVFP4WeightConfig()
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
