@@ -81,6 +81,8 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> dic
         raise CheckpointError(f"{path}: has no tensor token_embd.weight")
     fields = {field: of.number(key, kind) for key, (field, kind) in _FIELDS.items()}
     heads = fields["num_attention_heads"]
+    if heads < 1:
+        raise CheckpointError(f"{path}: {architecture}.attention.head_count is {heads}")
     fields |= {
         "num_key_value_heads": of.number("attention.head_count_kv", int, heads),
         "head_dim": of.number("attention.key_length", int, fields["hidden_size"] // heads),
