@@ -45,6 +45,7 @@ BOUNDS = {
     "float8_dynamic_activation_float8_weight/tensor": ((25, 31), (28, 34)),
     "int8_dynamic_activation_int4_weight": ((19.5, 25), (22.5, 27)),
     "int8_dynamic_activation_intx_weight": ((31.5, 33.5), (34.5, 36.5)),
+    "int8_dynamic_activation_ternary_weight": ((4, 5.5), (7, 9)),
     "float8_dynamic_activation_int4_weight": ((19, 21), (22, 24)),
     "int4_dynamic_activation_int4_weight": ((11, 13), (12.5, 18)),
     "float8_dynamic_activation_float8_weight/block": ((25, 31), (28, 34)),
