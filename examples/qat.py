@@ -69,7 +69,12 @@ def _plan(base: Config, lr: float, steps: int) -> Plan:
 PLANS = {
     "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4, 300),
     "int2 g64": _plan(UIntxWeightOnlyConfig(2, 64), 1e-3, 60),
-    "ternary g64": _plan(BitNetWeightOnlyConfig(64), 1e-3, 300),
+    "ternary g64": Plan(
+        BitNetWeightOnlyConfig(64),
+        QATConfig(BitNetWeightOnlyConfig(64), scales="stretched"),
+        2e-3,
+        300,
+    ),
     "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4, 60),
     "int2 g64, SEQ": Plan(
         UIntxWeightOnlyConfig(2, 64, zero_point="float"),

@@ -199,13 +199,14 @@ def main() -> None:
         tokens=48,
         llama="",
         flash="auto",  # of llama.cpp: which is faster depends on the machine
+        note="",  # a sentence on how llama.cpp was built
     )
     torch.set_num_threads(args.threads)
     found: list[Row] = []
     for name in args.shapes.split(","):
         found += measured(name, build(SHAPES[name], args.recipe), args)
     options = {"kv": args.kv, "llama_kv": args.llama_kv or "float16", "flash": args.flash}
-    about = ABOUT.format(threads=args.threads, **options, text=args.text)
+    about = f"{ABOUT.format(threads=args.threads, **options, text=args.text)} {args.note}".strip()
     title, peers = "`generate` on the CPU", version(args.llama)
     record(args.json, title, about, found, versions=peers, keys=("shape", "work", "contender"))
 
