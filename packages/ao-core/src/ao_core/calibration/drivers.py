@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ao_core.calibration.block import Block, called_with, float_leaves
+from ao_core.calibration.computed import Computed
 from ao_core.calibration.gathering import Group
 from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
@@ -82,12 +83,17 @@ class Blocks:
         return [group for where, group in self.route.groups if where == place]
 
     def _seen(
-        self, groups: Sequence[Group], runs: Runs, place: Place
+        self,
+        groups: Sequence[Group],
+        runs: Runs,
+        place: Place,
+        settle: Callable[[Sequence[Decision]], None] = lambda entries: None,
     ) -> Generator[Turn, None, None]:
         there = {entry.fqn for group in self._at(place) for entry in group.entries}
         ranks = ranks_of(self.batches)
         for group in groups:
             yield one(group, self.need, self.trace, runs, ranks, self.pools, there)
+            settle(group.entries)
 
     def _seen_at_once(
         self,
@@ -198,8 +204,14 @@ class Blocks:
         if self._is_wanted(place):
             with self.weights.as_it_was():
                 wanted = [self._kept(was.returns(originals, b)) for b in range(len(was.calls))]
+        computed = Computed(self.store, self.trace.is_used_once)
+
+        def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with computed.reused(batch):
+                stage.observed(held, batch, entries, note)
+
         runs = Runs(
-            partial(stage.observed, held),
+            run,
             partial(was.observed_as_it_was, originals, None),
             lambda batch, entries, note: stage.observed_as_it_was(
                 held, entries, batch, entries, note
@@ -207,12 +219,14 @@ class Blocks:
         )
         if together:
             yield from self._seen_at_once(together, stage, held, runs, wanted, name)
+            computed.settle([entry for group in together for entry in group.entries])
         others = [group for group in groups if group not in together]
-        yield from self._seen(others, runs, place)
+        yield from self._seen(others, runs, place, computed.settle)
         outputs: _Stream = [[] for _ in self.batches]
         for batch in range(len(stage.calls)):
-            if self._is_needed_after(place):
-                outputs[batch] = self._kept(stage.returns(held, batch))
+            with computed.reused(batch, last=True):
+                if self._is_needed_after(place):
+                    outputs[batch] = self._kept(stage.returns(held, batch))
             finished = {id(e): e for s in (stage, was) for e in s.calls[batch].finished(stage.k)}
             for each in (*held[batch], *originals[batch], *finished.values()):
                 if each is not None:

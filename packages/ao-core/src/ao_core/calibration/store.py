@@ -35,9 +35,13 @@ class Store:
     spilled: int = 0
     _number: int = field(default=0, repr=False)
 
+    def has_room(self, tensor: Tensor) -> bool:
+        """Whether a tensor would be held in memory."""
+        return self.held + tensor.nbytes <= self.budget
+
     def put(self, tensor: Tensor) -> Kept:
         """Keep a tensor, which nobody changes meanwhile."""
-        if self.held + tensor.nbytes <= self.budget:
+        if self.has_room(tensor):
             self.held += tensor.nbytes
             return Kept(tensor.nbytes, tensor)
         self._number += 1

@@ -175,7 +175,14 @@ def _memory(
         learned, streams = _LEARNED * block // max(size, 1) + _KEPT * batch * width * 4, 2
     elif matrices > _MATRICES * hessian:
         streams = 2
-    activations = min(streams * activations, ACTIVATION_BYTES)
+    # what the layers of a block returned is kept until the whole block is done
+    outputs = Counter[str]()
+    for entry in needing:
+        unit = next((u for u in units if entry.fqn.startswith(f"{u}.")), "")
+        outputs[unit] += rows * size * matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[1]
+    outputs.pop("", 0)
+    computed = max(outputs.values(), default=0)
+    activations = min(streams * activations + computed, ACTIVATION_BYTES)
     total = max(2 * block + matrices + activations + learned, outside + block + activations) + SLACK
     text = (
         f"at most {size_text(total)} beside what the process has: two blocks ({size_text(2 * block)}), "
