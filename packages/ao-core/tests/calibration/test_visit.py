@@ -3,83 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from visited_models import Block, Model, batches, decisions, equal, shrink, visited
 
-from ao_core.calibration.inputs import batches_of
 from ao_core.calibration.statistics import HESSIAN, SQUARES
-from ao_core.calibration.visit import Inputs, Visit, visit
-from ao_core.config import Config
+from ao_core.calibration.visit import Inputs, visit
 from ao_core.errors import QuantizationError
-from ao_core.targets import Decision, decide
-
-
-class Block(nn.Module):
-    """Attention and a gated MLP."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-        self.mlp = nn.Sequential(nn.Linear(dim, 11), nn.GELU(), nn.Linear(11, dim))
-        self.calls = 0
-
-    def forward(self, x: Tensor, mask: Tensor, *, scale: float = 1.0) -> tuple[Tensor, None]:
-        self.calls += 1
-        h = self.norm(x)
-        x = x + self.o(torch.softmax(self.q(h) @ self.k(h).mT * scale + mask, -1) @ self.v(h))
-        return x + self.mlp(self.norm(x)), None
-
-
-class Model(nn.Module):
-    """Blocks between an embedding and a head; two kinds of masks, made once."""
-
-    def __init__(self, depth: int = 3, dim: int = 6) -> None:
-        super().__init__()
-        self.embed = nn.Sequential(nn.Linear(5, dim), nn.Tanh(), nn.Linear(dim, dim))
-        self.layers = nn.ModuleList(Block(dim) for _ in range(depth))
-        self.head = nn.Linear(dim, 4)
-
-    def between(self, number: int, x: Tensor) -> Tensor:
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        masks = [x.new_full((x.shape[-2],) * 2, -1e4).triu(offset) for offset in (1, 2)]
-        for number, layer in enumerate(self.layers):
-            x = layer(self.between(number, x), masks[number % 2], scale=0.5)[0]
-        return self.head(x)
-
-
-def batches(dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return [torch.randn(2, n, 5).to(dtype) for n in (7, 3, 4)]
-
-
-def decisions(model: nn.Module) -> list[Decision]:
-    return [entry for entry in decide(model, Config(), None) if entry.config is not None]
-
-
-def shrink(entry: Decision, inputs: Inputs) -> Tensor:
-    """New values that depend on every bit of the Hessian."""
-    hessian, weight = inputs.statistics[0]["hessian"], entry.tensor.detach()
-    factor = 0.5 + torch.sigmoid(hessian.sum(0) / (1 + hessian.trace()))
-    return (weight.double() * factor).to(weight.dtype)
-
-
-def visited(model: nn.Module, data: list[Tensor], **options: object) -> Visit:
-    found = batches_of(data, "a test")
-    return visit(model, found, decisions(model), lambda entry: (HESSIAN,), shrink, **options)  # type: ignore[arg-type]
-
-
-def equal(a: Visit, b: Visit) -> bool:
-    same = all(torch.equal(a.values[name], b.values[name]) for name in a.values)
-    return same and a.values.keys() == b.values.keys() and a.rows == b.rows and bool(a.values)
+from ao_core.targets import Decision
 
 
 def naive(model: nn.Module, data: list[Tensor]) -> dict[str, Tensor]:
@@ -153,53 +87,6 @@ def test_batches_that_are_alike_are_traced_once_and_inputs_end_a_run() -> None:
     assert len(last) == 1 + 4
     assert [block.calls for block in model.layers] == [1 + 4 * 5] * 3
     assert equal(blocks, visited(model, data, driver="prefix"))
-
-
-class Counting(TorchFunctionMode):
-    """Counts the matmuls of each linear layer that are computed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.found = model, Counter[str]()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.linear:
-            self.found.update(n for n, p in self.model.named_parameters() if p is args[1])
-        return func(*args, **(kwargs or {}))
-
-
-def test_layers_that_are_rewritten_are_computed_once_more() -> None:
-    model, data = Model(), [torch.randn(2, 7, 5) for _ in range(4)]
-    with Counting(model) as counting:
-        kept = visited(model, data)
-    with Counting(model) as without:
-        # there is no memory to keep what they return
-        again = visited(model, data, activation_bytes=0)
-    names = [f"layers.1.{name}.weight" for name in ("q", "o", "mlp.0", "mlp.2")]
-    # the trace of one batch, and for each batch one run, or one for each group that follows and the outputs;
-    # in the three that were not traced it is seen before that k and v have the inputs of q
-    assert [counting.found[name] for name in names] == [1 + 4 + 3, 5, 5, 5]
-    assert [without.found[name] for name in names] == [1 + 4 * 4 + 3, 13, 9, 5]
-    assert equal(kept, again)
-
-
-class Changing(Model):
-    """A block that changes what its layers return, and a weight that is multiplied with twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for layer in self.layers:
-            layer.o.register_forward_hook(lambda module, args, out: out.add_(1))
-            layer.mlp[2].register_forward_hook(
-                lambda module, args, out, k=layer.k: out + F.linear(out, k.weight)
-            )
-
-
-def test_outputs_that_are_changed_in_place_and_weights_that_are_used_twice() -> None:
-    data = batches()
-    torch.manual_seed(0)
-    model = Changing()
-    assert equal(visited(model, data), visited(model, data, driver="prefix"))
 
 
 class ByValue(Model):

@@ -1,0 +1,8 @@
+"""Where the tests of calibration find their models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
