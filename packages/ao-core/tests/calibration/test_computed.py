@@ -55,4 +55,11 @@ def test_outputs_that_are_changed_in_place_and_weights_that_are_used_twice() -> 
     data = batches()
     torch.manual_seed(0)
     model = Changing()
-    assert equal(visited(model, data), visited(model, data, driver="prefix"))
+    blocks, prefix = visited(model, data), visited(model, data, driver="prefix")
+    assert equal(blocks, prefix)
+    # a weight is rewritten when it is reached first
+    assert list(blocks.values) == list(prefix.values)
+    names = ("q", "v", "k", "o", "mlp.0", "mlp.2")
+    assert [name for name in prefix.values if "layers" in name] == [
+        f"layers.{number}.{name}.weight" for number in range(3) for name in names
+    ]

@@ -61,8 +61,9 @@ class Gathering:
     _steps: dict[int, tuple[_Node, _Node]] = field(default_factory=dict)
     #: weight -> the one after it, in the order of the data; "" comes before the first
     _after: dict[str, str | None] = field(default_factory=lambda: {"": None})
-    #: the weight that this batch reached last
+    #: the weight that this batch was the last to reach for the first time, and all that it has reached
     _place: str = ""
+    _reached: set[str] = field(default_factory=set)
     #: the number of this batch
     _batch: int = -1
     #: (weight, number of a matrix) -> what its inputs in this batch were in the model as it was, in order;
@@ -74,6 +75,7 @@ class Gathering:
         self._batch += 1
         self._was = was
         self._place = ""
+        self._reached.clear()
         self._last.clear()
         self._steps.clear()
 
@@ -97,7 +99,11 @@ class Gathering:
         nodes[number].users += 1
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name
-        self._place = name
+        if (
+            name not in self._reached
+        ):  # what follows its second use does not come right after its first
+            self._reached.add(name)
+            self._place = name
 
     def _partner(self, name: str, number: int, x: Tensor) -> Tensor | None:
         """What activations were in the model as it was; None where they were others."""
