@@ -32,7 +32,7 @@ from minilm_demo import corpus
 #: what is measured: first what the formats are judged by
 TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("int8", (NEAREST,)),
-    ("W8A8", ("SmoothQuant",)),
+    ("W8A8", ("SmoothQuant", "SmoothQuant, GPTQ")),
     ("int4 g128", (NEAREST, "GPTQ")),
     ("int3 g64", (NEAREST, "GPTQ")),
     ("W4A4 mxfp4", (NEAREST, "block rotation, GPTQ")),

@@ -44,6 +44,7 @@ METHODS: dict[str, Callable[[Config], list[Config]]] = {
     "importance": lambda base: [ImatrixConfig(base)],
     "AWQ": lambda base: [AWQConfig(base)],
     "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
+    "SmoothQuant, GPTQ": lambda base: [SmoothQuantConfig(), GPTQConfig(base)],
     "GPTQ": lambda base: [GPTQConfig(base)],
     "AutoRound": lambda base: [AutoRoundConfig(base, bfloat16=False)],
     "rotation, rounding": lambda base: [RotateConfig(), base],
