@@ -355,7 +355,7 @@ def bench_torchao(session: nox.Session) -> None:
 def algorithms(session: nox.Session) -> None:
     """GPTQ beside GPT-QModel and Brevitas, on the same weights and data; fails where errors are larger."""
     scripts = benchmarks(session, "compare_algorithms.py")
-    run_benchmarks(proofs(session, "algorithms"), scripts)
+    run_benchmarks(proofs(session, "algorithms", "-c", CONSTRAINTS), scripts)
 
 
 @nox.session(venv_backend="none")
