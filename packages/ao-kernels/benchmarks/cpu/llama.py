@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -74,6 +75,10 @@ class LlamaBench:
                 line = program.stdout.readline()  # type: ignore[union-attr]
                 # before it measures again it copies the state of the context, which takes longer than this
                 program.send_signal(signal.SIGSTOP)
+                if not line:
+                    raise SystemExit(
+                        f"error: {shlex.join(map(str, command))} ended with status {program.wait()}"
+                    )
                 return float(json.loads(line)["avg_ns"]) / 1e9 / tokens
 
             try:
