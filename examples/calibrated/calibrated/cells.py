@@ -46,7 +46,7 @@ METHODS: dict[str, Callable[[Config], list[Config]]] = {
     "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
     "SmoothQuant, GPTQ": lambda base: [SmoothQuantConfig(), GPTQConfig(base)],
     "GPTQ": lambda base: [GPTQConfig(base)],
-    "AutoRound": lambda base: [AutoRoundConfig(base, bfloat16=False)],
+    "AutoRound": lambda base: [AutoRoundConfig(base)],
     "rotation, rounding": lambda base: [RotateConfig(), base],
     "rotation, GPTQ": lambda base: [RotateConfig(), GPTQConfig(base)],
     "block rotation, GPTQ": lambda base: [RotateConfig(block=32), GPTQConfig(base)],
