@@ -30,7 +30,7 @@ from ao_core.tensor.blocks import (
 )
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
-from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.cut import geometry, narrow, part_size
 from ao_core.tensor.decoder import (
     CachedBlock,
     CachedBlocks,
@@ -97,6 +97,7 @@ __all__ = [
     "local_shard",
     "local_shards",
     "lost_rows",
+    "narrow",
     "neutral",
     "normed",
     "overwrite",
