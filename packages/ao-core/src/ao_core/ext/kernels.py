@@ -14,6 +14,7 @@ from ao_core.dispatch import (
     select,
     unused,
 )
+from ao_core.layouts import has_foreign_zeros
 from ao_core.lazy import lazy_names
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
@@ -90,6 +91,7 @@ __all__ = [
     "fingerprint",
     "geometry",
     "hadamard_spec",
+    "has_foreign_zeros",
     "is_sharded",
     "is_transforming",
     "join_rows",
