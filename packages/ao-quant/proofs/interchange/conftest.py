@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,13 @@ from ao_core.ext.interchange import Interchange, Source
 def seeded(request: pytest.FixtureRequest) -> None:
     """Each test draws the same numbers everywhere."""
     torch.manual_seed(sum(request.node.name.encode()))
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """GPT-QModel sets variables of the environment when it is imported."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -74,8 +74,10 @@ def _slabs(a: QTensor | Tensor, b: QTensor | Tensor) -> Iterator[tuple[Tensor, T
 
     def cut(x: QTensor | Tensor, start: int) -> Tensor:
         # not `x[...]`: torch imports its distributed tensors, 40 MB, where a subclass is sliced so
-        how = narrow if isinstance(x, QTensor) else torch.narrow
-        return dense(how(x, 0, start, min(step, rows - start)))
+        count = min(step, rows - start)
+        return dense(
+            narrow(x, 0, start, count) if isinstance(x, QTensor) else x.narrow(0, start, count)
+        )
 
     rows = a.shape[0] if a.dim() > 1 else 1
     units = [_rows_of_a_block(x) for x in (a, b) if isinstance(x, QTensor)]
