@@ -1,4 +1,4 @@
-"""Zero points that are no codes of their format, as 16 with 4 bits: every route gives the values they mean."""
+"""Zero points that are no codes of their format, as 16 with 4 bits: every route gives what they mean."""
 
 from __future__ import annotations
 
