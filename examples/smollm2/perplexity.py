@@ -1,11 +1,17 @@
 """Perplexity of SmolLM2 by llama.cpp, from files that ao writes, next to ao's own through the same codes.
 
     nox -s perplexity                                          # builds llama-perplexity, and goes on
-    python examples/smollm2/perplexity.py --programs build/llama-perplexity/bin
+    python examples/smollm2/perplexity.py --programs build/perplexity/bin
 
 The folder of each recipe becomes a GGUF file. llama.cpp reads it and takes the perplexity of a text, of the
 second half of each window, as its own program does. ao takes that of the same tokens from the folder. With
 `--json` it goes on with the recipes that the file has not yet.
+
+Values in float32 give the same perplexity to five digits, so a few windows are enough for them. The kernels
+of llama.cpp round the inputs of quantized weights to int8. From the first code on that falls the other way,
+because a sum was taken in another order, all later ones differ at random: two runs of ao whose inputs differ
+by a millionth are as far from each other as ao is from llama.cpp. So both are compared on more windows, next
+to what such a nudge does.
 """
 
 from __future__ import annotations
@@ -52,29 +58,46 @@ def rounded(x: Tensor) -> Tensor:
     return values.flatten(-2)
 
 
-def ours(folder: Path, windows: Tensor, *, dense: bool = False, activations: bool = False) -> float:
-    """The perplexity of the second half of each window (count, n), as llama.cpp takes it.
+def nudged(x: Tensor) -> Tensor:
+    """`x`, each element moved by about a millionth of itself, as another order of sums does."""
+    return x * (1 + 1e-6 * torch.randn_like(x))
+
+
+def losses(
+    folder: Path,
+    windows: Tensor,
+    *,
+    dense: bool = False,
+    inputs: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """-log p of the second half of each window (count, n), which llama.cpp takes the perplexity of.
 
     Args:
         folder: of transformers, quantized by ao.
         windows: tokens.
         dense: with the weights dequantized, by torch alone; else by the kernels of ao.
-        activations: before quantized weights they are `rounded`.
+        inputs: what becomes of activations before quantized weights.
     """
     import transformers
 
     found: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for module in found.modules():
-        if activations and isinstance(module, nn.Linear) and isinstance(module.weight, QTensor):
-            module.register_forward_pre_hook(lambda _, given: (rounded(given[0]),))
+        if inputs and isinstance(module, nn.Linear) and isinstance(module.weight, QTensor):
+            module.register_forward_pre_hook(lambda _, given: (inputs(given[0]),))
     if dense:
         dequantize_(found)
-    first, losses = windows.shape[1] // 2, 0.0
+    first = windows.shape[1] // 2
     with torch.inference_mode():
+        each = []
         for window in windows:
             logits = found(window[None]).logits[0, first:-1].double()
-            losses += float(F.cross_entropy(logits, window[first + 1 :], reduction="sum"))
-    return exp(losses / (len(windows) * (windows.shape[1] - first - 1)))
+            each.append(F.cross_entropy(logits, window[first + 1 :], reduction="none"))
+    return torch.cat(each)
+
+
+def perplexity(found: Tensor) -> float:
+    """Of `losses`."""
+    return exp(float(found.mean()))
 
 
 def in_float32(folder: Path, place: Path) -> Path:
@@ -110,6 +133,7 @@ def theirs(program: Path, file: Path, text: Path, count: int) -> float:
 def measure(
     programs: Path,
     count: int,
+    few: int,
     place: Path,
     chosen: list[str],
     told: Callable[[dict[str, Any]], None],
@@ -131,22 +155,23 @@ def measure(
             kept = [] if isinstance(config, GGUFWeightOnlyConfig) else ["model.embed_tokens"]
             quantize_checkpoint(original, folder, config, exclude=kept)
         converted = convert_checkpoint(folder, place / f"gguf-{number}", "gguf")
+        program, file = programs / "llama-perplexity", place / f"gguf-{number}/model.gguf"
+        exact = in_float32(folder, place / f"float32-{number}")
+        as_theirs = losses(folder, windows, dense=True, inputs=rounded)
+        torch.manual_seed(0)
+        again = losses(folder, windows, dense=True, inputs=lambda x: rounded(nudged(x)))
         row: dict[str, Any] = {
             "recipe": name,
             "verdict": converted.verdict,
             "types": sorted({verdict.target for verdict in converted.verdicts}),
-            "llama.cpp": theirs(
-                programs / "llama-perplexity", place / f"gguf-{number}/model.gguf", text, count
-            ),
-            "llama.cpp, float32": theirs(
-                programs / "llama-perplexity",
-                in_float32(folder, place / f"float32-{number}"),
-                text,
-                count,
-            ),
-            "kernels": ours(folder, windows, dense=False),
-            "rounded": ours(folder, windows, activations=True),
-            "dense": ours(folder, windows, dense=True),
+            "llama.cpp": theirs(program, file, text, len(windows)),
+            "rounded": perplexity(as_theirs),
+            "rounded, nudged": perplexity(again),
+            # of the logarithm of the perplexity: what two runs differ by at random
+            "deviation": float((again - as_theirs).std()) / len(again) ** 0.5,
+            "llama.cpp, float32": theirs(program, exact, text, few),
+            "kernels": perplexity(losses(folder, windows[:few])),
+            "dense": perplexity(losses(folder, windows[:few], dense=True)),
         }
         told(row)
 
@@ -156,7 +181,8 @@ def main() -> None:
     parser.add_argument(
         "--programs", type=Path, required=True, help="the folder of llama-perplexity"
     )
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--windows", type=int, default=32, help="with inputs rounded to int8")
+    parser.add_argument("--few", type=int, default=5, help="windows in float32")
     parser.add_argument("--only", default="", help="a regular expression for recipes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -166,12 +192,12 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         rows.append(row)
         if args.json:
-            record(args.json, args.programs, args.windows, rows)
+            record(args.json, args.programs, args.windows, args.few, rows)
 
     chosen = [name for name in RECIPES if re.search(args.only, name)]
     chosen = [name for name in chosen if name not in {row["recipe"] for row in rows}]
     with tempfile.TemporaryDirectory() as place:
-        measure(args.programs, args.windows, Path(place), chosen, told)
+        measure(args.programs, args.windows, args.few, Path(place), chosen, told)
 
 
 def _there(path: Path | None, windows: int) -> list[dict[str, Any]]:
@@ -183,13 +209,14 @@ def _there(path: Path | None, windows: int) -> list[dict[str, Any]]:
     return found if data["about"]["tokens"] == windows * evaluate.CONTEXT else []
 
 
-def record(path: Path, programs: Path, windows: int, rows: list[dict[str, Any]]) -> None:
+def record(path: Path, programs: Path, windows: int, few: int, rows: list[dict[str, Any]]) -> None:
     """Write what was found, with the machine and the versions."""
     version = (programs / "libllama.so").resolve().name.removeprefix("libllama.so.")
     about = results.environment() | {
         "llama.cpp": version,
         "model": model.path().name,
         "tokens": windows * evaluate.CONTEXT,
+        "tokens in float32": few * evaluate.CONTEXT,
     }
     text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
     path.write_text(text, encoding="utf-8")

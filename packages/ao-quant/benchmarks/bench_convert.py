@@ -28,8 +28,10 @@ ALLOWED = 256
 TEXT = """\
 `convert_checkpoint` of a folder with random weights (matrices of {shape} in int8, groups of {group}; with
 *embedding*, one of {embedding} in bfloat16 is the largest tensor) to GPTQ, and of the result back, each in a
-fresh process, whose memory is looked at every 5 ms. *anonymous* is the greatest memory of its own, with that
-of Python and torch, which it had *before*. *limit* is two of the largest tensor and {allowed} MB."""
+fresh process, whose memory is looked at every 5 ms. *anonymous* is the greatest resident memory that is of no
+file (RssAnon of Linux), with that of Python and torch, which it had *before*; pages of libraries and of files
+that are read, which the system can take back, are not in it. *limit* is two of the largest tensor and
+{allowed} MB."""
 
 
 def weights(count: int, shape: tuple[int, int], *, embedding: bool) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ao_core.errors import ConfigError
-from ao_core.numerics import pack_bits, pack_unit, packed_size, unpack_bits
+from ao_core.numerics import pack_bits, pack_unit, packed_size, slabs, unpack_bits
 
 BITS = range(1, 9)
 
@@ -84,3 +84,14 @@ def test_bits_out_of_range(bits: int):
 def test_unpack_refuses_a_wrong_number_of_bytes():
     with pytest.raises(ConfigError, match="10 codes of 3 bits take 6 bytes, .* has 5"):
         unpack_bits(torch.zeros(2, 5, dtype=torch.uint8), 3, 10)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("shape", [(90, 501), (3, 3001), (2, 7, 64)])
+def test_large_codes_are_unpacked_in_slabs(bits: int, shape: tuple[int, ...], monkeypatch) -> None:
+    """Rows, or pieces of a row, at a time: the same codes."""
+    codes = torch.randint(0, 1 << bits, shape, dtype=torch.uint8)
+    packed = pack_bits(codes, bits)
+    monkeypatch.setattr(slabs, "SLAB", 100)
+    assert torch.equal(unpack_bits(packed, bits, shape[-1]), codes)
+    assert torch.equal(pack_bits(codes, bits), packed)

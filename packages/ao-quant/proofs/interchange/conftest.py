@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ def seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """What packages set in the environment when they are imported ends with the test."""
-    with mock.patch.dict(os.environ):
+    """GPT-QModel sets variables of the environment when it is imported."""
+    with patch.dict(os.environ):
         yield
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ao_core import Spec, quantize_tensor
+from ao_core.ext.interchange import Source
 from ao_quant.interchange.torchao import TORCHAO
 
 
@@ -50,3 +51,35 @@ def test_int4_of_torchao(read) -> None:
     written = TORCHAO.write("m.weight", tensor, {}).tensors
     for name in flat:
         assert torch.equal(written[name].view(torch.uint8), flat[name].view(torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (130, 80), (256, 256)], ids=str)
+@pytest.mark.parametrize("swizzled", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_nvfp4_of_torchao_there_and_back(shape, swizzled, shared) -> None:
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+    x = torch.randn(shape, dtype=torch.bfloat16)
+    number = x.abs().max().float() / (6 * 448) if shared else None
+    theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=number, is_swizzled_scales=swizzled)
+    flat, header = support.flatten_tensor_state_dict({"m.weight": theirs})
+    forms = {name: (t.dtype, tuple(t.shape)) for name, t in flat.items()}
+    source = Source(forms, flat.__getitem__, metadata=header)
+    weight = TORCHAO.read(source).weights["m.weight"]
+    tensor = weight.make()
+    assert tensor.dtype == torch.bfloat16
+    assert torch.equal(tensor.dequantize(torch.float32), theirs.dequantize(torch.float32))
+    written = TORCHAO.write("m.weight", tensor, weight.settings)
+    assert written.tensors.keys() == flat.keys()
+    for name in flat:
+        assert written.tensors[name].shape == flat[name].shape
+        assert torch.equal(
+            written.tensors[name].reshape(-1).view(torch.uint8),
+            flat[name].reshape(-1).view(torch.uint8),
+        )
+    metadata = TORCHAO.metadata({"m.weight": written.settings})
+    again, left = support.unflatten_tensor_state_dict(dict(written.tensors), metadata)
+    assert not left
+    assert type(again["m.weight"]) is NVFP4Tensor
+    assert torch.equal(again["m.weight"].dequantize(), theirs.dequantize())

@@ -41,6 +41,7 @@ FLOATS = {
     "compressed-tensors": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
     "modelopt": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
     "mlx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
+    "torchao": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
 }
 _WRONG: tuple[Any, ...] = (None, -1, 0, 3, 2**40, "x", [], {}, 1.5, True, [128, 0])
 

@@ -14,6 +14,7 @@ from ao_core.dispatch import (
     select,
     unused,
 )
+from ao_core.layouts import has_foreign_zeros
 from ao_core.lazy import lazy_names
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
@@ -30,7 +31,7 @@ from ao_core.tensor.blocks import (
 )
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
-from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.cut import geometry, narrow, part_size
 from ao_core.tensor.decoder import (
     CachedBlock,
     CachedBlocks,
@@ -90,6 +91,7 @@ __all__ = [
     "fingerprint",
     "geometry",
     "hadamard_spec",
+    "has_foreign_zeros",
     "is_sharded",
     "is_transforming",
     "join_rows",
@@ -97,6 +99,7 @@ __all__ = [
     "local_shard",
     "local_shards",
     "lost_rows",
+    "narrow",
     "neutral",
     "normed",
     "overwrite",

@@ -19,7 +19,7 @@ from ao_core.layouts.forms import Form, check_spec, forms_of, unlike
 from ao_core.layouts.int4_cpu import Int4Cpu
 from ao_core.layouts.packed import Packed
 from ao_core.layouts.plain import Plain
-from ao_core.layouts.values import scale_values, zero_values
+from ao_core.layouts.values import has_foreign_zeros, scale_values, zero_values
 
 __all__ = [
     "BUILTIN_LAYOUTS",
@@ -38,6 +38,7 @@ __all__ = [
     "check_spec",
     "forms_of",
     "grid_axes",
+    "has_foreign_zeros",
     "make_parts",
     "scale_values",
     "too_wide",

@@ -86,6 +86,19 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
         )
     if bits == 8:
         return packed
+    if not is_large(packed):
+        return _unpack(packed, bits, n)
+    codes = packed.new_empty((*packed.shape[:-1], n))
+    for part, units in slabs(codes.shape, (values,)):
+        place = part
+        if len(part) == codes.dim():  # cut within rows, too
+            place = (*part[:-1], slice(units[-1].start * size, units[-1].stop * size))
+        codes[part] = _unpack(packed[place], bits, codes[part].shape[-1])
+    return codes
+
+
+def _unpack(packed: Tensor, bits: int, n: int) -> Tensor:
+    values, size = pack_unit(bits)
     lanes = [packed[..., j::size] for j in range(size)]
     mask = (1 << bits) - 1
     codes = [

@@ -82,7 +82,9 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
             first = start // axis.values * axis.entries
             if end % axis.values and end != size:
                 borrowed.add(name)
-            part = part.narrow(inner, first, -(-length // axis.values) * axis.entries)
+            entries = -(-length // axis.values) * axis.entries
+            cut = narrow if isinstance(part, QTensor) else torch.narrow
+            part = cut(part, inner, first, entries)
         elif length != size:
             borrowed.add(name)
         parts[name] = part

@@ -10,7 +10,7 @@ import torch
 from ao_core.dispatch import matmul_op, once_per_call, select
 from ao_core.errors import UnsupportedOp
 from ao_core.guarded import ask, attempt
-from ao_core.layouts import Parts
+from ao_core.layouts import Parts, has_foreign_zeros
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -54,6 +54,12 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
         spec = replace(spec, layout=name)
         if reason := ask(registry.layouts, name, "refuses", spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
+        if has_foreign_zeros(parts, spec, dtype):
+            raise UnsupportedOp(
+                f"layout {name!r} holds zero points from 0 to {(1 << dtype.bits) - 1}, the codes of "
+                f"{dtype.name}, and found {int(parts['zero_point'].max())}; quantize with more bits, or keep "
+                f"layout {canonical!r}, which computes with it"
+            )
         parts = target.from_canonical(parts, spec, shape, dtype)
     return tensor.like(parts | _beside(tensor), spec=spec)
 
@@ -122,6 +128,8 @@ def _converted(base: QTensor, spec: Spec) -> QTensor | None:
     """The tensor in a layout that was not asked for by name; None where its conversion fails."""
     if spec == base.spec:
         return base
+    if has_foreign_zeros(base.parts, base.spec, base.format):
+        return None
     arguments = (base.parts, spec, base.stored_shape, base.format)
     parts, refusal = attempt(
         registry.layouts, spec.layout, "from_canonical", *arguments, timed=False

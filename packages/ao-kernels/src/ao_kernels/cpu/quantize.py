@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from ao_core import Call, DType, Kernel, QTensor, Spec
-from ao_core.ext import Parts, quantize_values, registry
-from ao_core.ext.kernels import decode_reference, encode_reference, scale_values
+from ao_core.ext import Parts, numerics, quantize_values, registry
+from ao_core.ext.kernels import (
+    decode_reference,
+    encode_reference,
+    has_foreign_zeros,
+    scale_values,
+)
 from ao_core.ext.numerics import (
     MX_MODES,
     full_block,
@@ -106,7 +111,8 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
 
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Dense values of `shape`, bit for bit those of `decode_reference`."""
-    if is_traced(parts["qdata"]):
+    foreign = has_foreign_zeros(parts, spec, registry.dtypes.get(spec.dtype))
+    if is_traced(parts["qdata"]) or foreign:
         return decode_reference(parts, spec, shape, dtype)
     dense: Tensor = torch.ops.ao_kernels.dequantize(*_coded(parts, spec, shape), dtype)
     return dense.view(shape)
@@ -114,6 +120,8 @@ def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dt
 
 def error_sums(x: Tensor, w: QTensor, step: int) -> Tensor:
     """Sums of x² and of (x - w)² over every `step`-th row, in float64."""
+    if has_foreign_zeros(w.parts, w.spec, w.format):
+        return numerics.error_sums(x.detach()[::step], w.dequantize()[::step])
     coded = _coded(w.parts, w.spec, w.stored_shape)
     sums: Tensor = torch.ops.ao_kernels.error_sums(x.detach(), *coded, w.dtype, step)
     return sums

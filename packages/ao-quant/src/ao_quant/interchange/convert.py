@@ -21,7 +21,7 @@ from ao_core.ext.interchange import Container, Interchange, copied_files, header
 from ao_core.ext.quantizing import Progress, watched
 from ao_core.ext.saving import natural, parse_size, spec_of
 from ao_quant.interchange.journal import Done, Journal
-from ao_quant.interchange.one import Stored, convert_weight
+from ao_quant.interchange.one import Keep, Stored, convert_weight
 from ao_quant.interchange.sources import OWN, Opened, formats, open_foreign
 from ao_quant.interchange.verdicts import EXIT_CODES, Verdict, worst
 
@@ -181,6 +181,7 @@ def _stored(
     progress: Progress,
     there: set[str],
     settings: list[tuple[str, Mapping[str, Any]]],
+    keep: Keep = lambda tensors: tensors,
 ) -> Iterator[tuple[str, Stored | Mapping[str, Tensor]]]:
     """(name, what is stored) of all weights and dense tensors that are not there already, in order.
 
@@ -205,7 +206,7 @@ def _stored(
         if name not in weights:
             yield name, {name: take(name)}
             continue
-        stored = convert_weight(name, weights[name], take, opened.format, target, fits)
+        stored = convert_weight(name, weights[name], take, opened.format, target, fits, keep)
         if stored.settings is not None:
             settings.append((name, stored.settings))
         yield name, stored
@@ -258,7 +259,7 @@ def _written(
     settings: list[tuple[str, Mapping[str, Any]]] = [
         (e.name, e.settings) for e in journal.done if e.settings is not None
     ]
-    for name, stored in _stored(opened, target, progress, done, settings):
+    for name, stored in _stored(opened, target, progress, done, settings, journal.keep):
         if isinstance(stored, Stored):
             used = None if stored.settings is None else dict(stored.settings)
             verdict = stored.verdict.to_dict()

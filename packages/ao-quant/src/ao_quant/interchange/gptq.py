@@ -18,7 +18,7 @@ from ao_core.ext import CheckpointError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_quant.interchange.integers import Integers, integers_on, tensor_of
 from ao_quant.interchange.naming import AUTOROUND, check_form, modules_with, quantized_by, simple
-from ao_quant.interchange.words import pack_words, unpack_words, words
+from ao_quant.interchange.words import pack_words, runs, unpack_words, words
 
 __all__ = ["GPTQ", "GPTQ_V2", "gptq_modules", "order_of", "read_gptq", "write_gptq"]
 
@@ -145,10 +145,14 @@ def _make(source: Source, name: str, bits: int, version: int) -> QTensor:
     zeros = stored + (1 if version == 1 else 0)
     if int(zeros.max()) > 255:
         raise CheckpointError(f"{name}: a zero point of 256, which version 1 cannot tell from 0")
-    codes = unpack_words(source.take(f"{name}.qweight").t(), bits, columns)
-    codes = codes if perm is None else codes[:, perm]
+    codes = torch.empty((n, columns), dtype=torch.uint8)
+    packed = source.take(f"{name}.qweight")
+    for run in runs(n, columns):
+        these = unpack_words(packed[:, run].t(), bits, columns)
+        codes[run] = these if perm is None else these[:, perm]
+    del packed
     scale = source.take(f"{name}.scales").t().contiguous()
-    return tensor_of(Integers(codes, bits, group, scale, zeros, perm), source.dtype)
+    return tensor_of(Integers(codes, bits, group, scale, zeros, perm), source.dtype, own=True)
 
 
 def read_gptq(source: Source) -> Reading:
@@ -189,12 +193,16 @@ def write_gptq(
         found = _lifted(found)
     stored = found.zeros - (1 if version == 1 else 0)
     places = torch.arange(columns)
-    codes, g_idx = found.codes, (places // found.group).to(torch.int32)
-    if found.perm is not None:
-        back = found.perm.argsort()
-        codes, g_idx = codes[:, back], g_idx[back]
+    g_idx = (places // found.group).to(torch.int32)
+    back = None if found.perm is None else found.perm.argsort()
+    if back is not None:
+        g_idx = g_idx[back]
+    packed = torch.empty((words(columns, found.bits), tensor.shape[0]), dtype=torch.int32)
+    for run in runs(tensor.shape[0], columns):
+        codes = found.codes[run] if back is None else found.codes[run][:, back]
+        packed[:, run] = pack_words(codes, found.bits).t()
     tensors = {
-        f"{owner}.qweight": pack_words(codes, found.bits).t().contiguous(),
+        f"{owner}.qweight": packed,
         f"{owner}.qzeros": pack_words(stored.t().to(torch.uint8).contiguous(), found.bits),
         f"{owner}.scales": found.scale.t().contiguous(),
         f"{owner}.g_idx": g_idx,

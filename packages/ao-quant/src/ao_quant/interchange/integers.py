@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.ext import PERMUTE, CheckpointError, Parts, QuantizationError, registry
 from ao_core.ext.kernels import unpack_parts
-from ao_quant.interchange.words import flip_sign
+from ao_quant.interchange.words import flip_sign, flip_sign_
 
 __all__ = [
     "Integers",
@@ -91,8 +91,13 @@ def _in_range(found: Integers) -> Integers:
     return found._replace(codes=found.codes + up, bits=bits, zero=found.zero + up)
 
 
-def tensor_of(found: Integers, dtype: torch.dtype) -> QTensor:
+def tensor_of(found: Integers, dtype: torch.dtype, *, own: bool = False) -> QTensor:
     """The tensor with these values: around 0 where all zero points are in the middle.
+
+    Args:
+        found: the values.
+        dtype: of the tensor.
+        own: nothing else has the memory of the codes, which may be changed.
 
     Raises:
         CheckpointError: zero points are too far from the codes.
@@ -111,9 +116,11 @@ def tensor_of(found: Integers, dtype: torch.dtype) -> QTensor:
         "plain" if bits == 8 else "packed",
         input=() if found.perm is None else (PERMUTE,),
     )
+    if symmetric:
+        codes = flip_sign_(codes, bits) if own else flip_sign(codes, bits)
     perm = {} if found.perm is None else {"in_perm": found.perm.to(torch.int32).reshape(1, -1)}
     return assemble(
-        flip_sign(codes, bits) if symmetric else codes,
+        codes,
         spec,
         tuple(codes.shape),
         dtype,
@@ -158,7 +165,11 @@ def integers_of(tensor: QTensor) -> Integers | None:
     if (spec.zero_point != "none" and zero is None) or (signed and zero is not None):
         return None
     if signed:
-        codes = flip_sign(codes & ((1 << numbers.bits) - 1), numbers.bits)
+        memory = {leaf.untyped_storage().data_ptr() for _, leaf in base.leaves()}
+        own = codes.untyped_storage().data_ptr() not in memory
+        codes = codes if own else codes.clone()
+        codes.bitwise_and_((1 << numbers.bits) - 1)
+        flip_sign_(codes, numbers.bits)
     elif zero is None:
         zero = torch.zeros(base.scale.shape, dtype=torch.uint8)
     columns = base.shape[-1]

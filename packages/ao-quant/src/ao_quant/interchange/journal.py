@@ -25,6 +25,7 @@ from ao_core.ext.interchange import (
     store,
     write_file,
 )
+from ao_quant.interchange.kept import Kept, dtype_of
 
 __all__ = ["Done", "Journal"]
 
@@ -46,12 +47,6 @@ class Done:
     raw: dict[str, list[Any]] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
 
 
 class Journal:
@@ -119,8 +114,11 @@ class Journal:
     def _data(self, shard: int) -> Path:
         return self.work / f"data-{shard}"
 
-    def add(self, name: str, tensors: Mapping[str, Tensor], **fields: Any) -> None:
-        """Write the tensors of a weight, in the last file if they fit there, else in the next one."""
+    def keep(self, tensors: Mapping[str, Tensor]) -> Kept:
+        """Write the bytes of tensors behind the others, in the last file if they fit there, else in the next.
+
+        They are nobody's until `add` has them; what is kept next takes their place.
+        """
         stored, raw = store({each: tensor.cpu() for each, tensor in tensors.items()})
         shard = self.done[-1].shard if self.done else 0
         start = self._ends.get(shard, 0)
@@ -137,8 +135,13 @@ class Journal:
                 form = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
                 leaves[each] = [*form, start, end, crc]
                 start = end
-        held = {n: [str(d).removeprefix("torch."), list(s)] for n, (d, s) in raw.items()}
-        entry = Done(name, shard, leaves, raw=held, **fields)
+        return Kept(self._data(shard), shard, leaves, raw)
+
+    def add(self, name: str, tensors: Mapping[str, Tensor], **fields: Any) -> None:
+        """Note the tensors of a weight, which are written unless they are kept already."""
+        kept = tensors if isinstance(tensors, Kept) else self.keep(tensors)
+        held = {n: [str(d).removeprefix("torch."), list(s)] for n, (d, s) in kept.raw.items()}
+        entry = Done(name, kept.shard, kept.leaves, raw=held, **fields)
         with self._lines.open("ab") as file:
             file.write(json.dumps(vars(entry)).encode() + b"\n")
         self._keep(entry)
@@ -147,7 +150,7 @@ class Journal:
         """All tensors that were written, with the texts of another source; they are mapped, not read."""
         leaves = {name: (e.shard, *leaf) for e in self.done for name, leaf in e.leaves.items()}
         forms = {
-            name: (_dtype(dtype), tuple(shape)) for name, (_, dtype, shape, *_) in leaves.items()
+            name: (dtype_of(dtype), tuple(shape)) for name, (_, dtype, shape, *_) in leaves.items()
         }
 
         def take(name: str) -> Tensor:
@@ -178,7 +181,9 @@ class Journal:
             if twice := leaves.keys() & entry.leaves.keys():
                 raise CheckpointError(f"two tensors would be stored as {min(twice)!r}")
             leaves |= entry.leaves
-        forms = {name: (_dtype(dtype), tuple(shape)) for name, (dtype, shape, *_) in leaves.items()}
+        forms = {
+            name: (dtype_of(dtype), tuple(shape)) for name, (dtype, shape, *_) in leaves.items()
+        }
         header, order = file_header(forms, metadata)
 
         def buffers() -> Iterator[bytes]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from ao_core import QTensor
 from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Source, flatten
-from ao_core.ext.saving import Record
+from ao_core.ext.saving import Record, rebuild
+from ao_quant.interchange.kept import forms_of
 from ao_quant.interchange.verdicts import (
     BYTES,
     REFUSED,
@@ -22,7 +23,10 @@ from ao_quant.interchange.verdicts import (
     same_bytes,
 )
 
-__all__ = ["Stored", "convert_weight", "read_back"]
+__all__ = ["Keep", "Stored", "convert_weight", "read_back"]
+
+#: puts tensors somewhere and gives them from there
+Keep = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 class Stored(NamedTuple):
@@ -49,7 +53,7 @@ def read_back(
         CheckpointError: it makes none.
     """
     source = Source(
-        {each: (t.dtype, tuple(t.shape)) for each, t in tensors.items()},
+        forms_of(tensors),
         tensors.__getitem__,
         {"dtype": str(like.dtype).removeprefix("torch.")},
         form.config({name: settings}, ()),
@@ -68,16 +72,19 @@ def _tensors(
     return flatten(name, tensor)[0] if form is None else form.write(name, tensor, settings).tensors
 
 
-def _write(
-    form: Interchange | None, name: str, tensor: QTensor, settings: Mapping[str, Any]
-) -> Any:
+def _write(form: Interchange | None, name: str, tensor: QTensor, keep: Keep) -> Any:
     """(tensors, record, settings, notes, the tensor that they are read as)."""
     if form is None:
         leaves, record = flatten(name, tensor)
-        return leaves, record, {}, (), tensor.canonical()
-    written = form.write(name, tensor, settings)
-    back = read_back(form, name, written.tensors, written.settings, tensor)
-    return written.tensors, None, written.settings, written.notes, back
+        kept = keep(leaves)
+        del leaves
+        assert record is not None
+        return kept, record, {}, (), rebuild(name, record, kept.__getitem__)
+    written = form.write(name, tensor, {})
+    kept, settings, notes = keep(written.tensors), written.settings, written.notes
+    del written  # what was kept may be on disk
+    back = read_back(form, name, kept, settings, tensor)
+    return kept, None, settings, notes, back
 
 
 def convert_weight(
@@ -87,6 +94,7 @@ def convert_weight(
     source: Interchange | None,
     target: Interchange | None,
     fits: Callable[[Mapping[str, Any]], None] = lambda settings: None,
+    keep: Keep = lambda tensors: tensors,
 ) -> Stored:
     """Read a weight, write it, read that back, and say what became of it.
 
@@ -97,6 +105,7 @@ def convert_weight(
         source: the format that it is in; None: ao's own.
         target: the format that is written; None: ao's own.
         fits: raises `QuantizationError` where its settings do not go with those of other weights.
+        keep: takes what is written and gives what it is read back from, which may be on disk.
 
     Raises:
         CheckpointError: the weight cannot be read.
@@ -104,7 +113,7 @@ def convert_weight(
     tensor = weight.make()
     described = str(tensor.spec)
     try:
-        tensors, record, settings, notes, back = _write(target, name, tensor, {})
+        tensors, record, settings, notes, back = _write(target, name, tensor, keep)
         fits(settings)
     except QuantizationError as error:
         dense = tensor.dequantize(tensor.dtype)

@@ -20,7 +20,16 @@ from torch import Tensor
 from ao_core.ext import CheckpointError
 from ao_core.ext.interchange import Source
 
-__all__ = ["Scales", "in_order", "is_reciprocal", "mended", "swizzle", "swizzled", "unswizzle"]
+__all__ = [
+    "Scales",
+    "in_order",
+    "is_reciprocal",
+    "mended",
+    "padded_size",
+    "swizzle",
+    "swizzled",
+    "unswizzle",
+]
 
 _ROWS, _COLUMNS = 128, 4
 #: how many of the largest tensors are looked at
@@ -47,6 +56,12 @@ def _tiles(rows: int, blocks: int) -> tuple[int, int]:
     return -(-rows // _ROWS), -(-blocks // _COLUMNS)
 
 
+def padded_size(rows: int, blocks: int) -> int:
+    """How many numbers the whole tiles of scales (rows, blocks) have."""
+    down, across = _tiles(rows, blocks)
+    return down * _ROWS * across * _COLUMNS
+
+
 def swizzle(scale: Tensor) -> Tensor:
     """Scales (N, G) in the order of the tensor cores, (⌈N/128⌉·128, ⌈G/4⌉·4)."""
     down, across = _tiles(*scale.shape)
@@ -66,10 +81,8 @@ def unswizzle(stored: Tensor, rows: int, blocks: int) -> Tensor:
 
 def _is_padded(form: tuple[int, ...], of: Scales) -> bool:
     """Whether a tensor has as many numbers as whole tiles have, and not the shape of the scales."""
-    down, across = _tiles(of.rows, of.blocks)
-    return form != (of.rows, of.blocks) and torch.Size(form).numel() == (
-        down * _ROWS * across * _COLUMNS
-    )
+    whole = padded_size(of.rows, of.blocks)
+    return form != (of.rows, of.blocks) and torch.Size(form).numel() == whole
 
 
 def _has_padding(found: Tensor, of: Scales) -> bool:

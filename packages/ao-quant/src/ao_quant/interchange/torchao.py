@@ -24,11 +24,19 @@ from ao_quant.interchange.integers import (
     tensor_of,
 )
 from ao_quant.interchange.naming import check_form
+from ao_quant.interchange.scales import padded_size, swizzle, unswizzle
 from ao_quant.interchange.words import flip_sign
 
 __all__ = ["TORCHAO"]
 
 _FLOATS = tuple(SCALES.values())
+#: parts that say how activations are quantized with numbers of a calibration
+_OF_ACTIVATIONS = (
+    "act_pre_scale",
+    "act_quant_scale",
+    "act_quant_zero_point",
+    "act_per_tensor_scale",
+)
 
 
 def _data(source: Source, name: str) -> dict[str, Any]:
@@ -138,7 +146,28 @@ def _float8(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -
     return floats.fp8(weight, scale, block, dtype)
 
 
+def _nvfp4(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -> QTensor:
+    packed, scale = take("qdata"), take("scale")
+    n, k = packed.shape[0], 2 * packed.shape[1]
+    if packed.dtype != torch.uint8 or scale.dtype != torch.float8_e4m3fn or k % 16:
+        raise CheckpointError(
+            f"{name}: NVFP4Tensor of {packed.dtype} {list(packed.shape)} with scales of {scale.dtype} is not "
+            "read; bytes (N, K / 2) with float8_e4m3fn for each 16 elements are"
+        )
+    if data.get("block_size") != 16:
+        raise CheckpointError(f"{name}: block_size={data.get('block_size')!r} of NVFP4 is not 16")
+    if data.get("is_swizzled_scales"):
+        if scale.numel() != padded_size(n, k // 16):
+            raise CheckpointError(
+                f"{name}: {scale.numel()} scales for {[n, k // 16]} blocks in tiles of 128 × 4"
+            )
+        scale = unswizzle(scale, n, k // 16)[:n, : k // 16].contiguous()
+    shared = take("per_tensor_scale") if "per_tensor_scale" in data["parts"] else torch.ones(())
+    return floats.nvfp4(packed, scale, shared, dtype)
+
+
 _MAKE = {
+    "NVFP4Tensor": _nvfp4,
     "Int4Tensor": _int4,
     "Int8Tensor": _ints,
     "IntxUnpackedToInt8Tensor": _ints,
@@ -163,7 +192,7 @@ def _make(source: Source, name: str) -> QTensor:
             raise CheckpointError(f"{name}: {data['type']} without {part}")
         return source.take(_prefix(name) + part)
 
-    named = getattr(torch, str(_plain(data.get("dtype"))), None)
+    named = getattr(torch, str(_plain(data.get("dtype", data.get("orig_dtype")))), None)
     return _MAKE[data["type"]](take, data, name, named if named in _FLOATS else source.dtype)
 
 
@@ -183,15 +212,25 @@ def _read(source: Source) -> Reading:
     for name in _names(source):
         data = _data(source, name)
         names = tuple(_prefix(name) + part for part in data["parts"])
-        extra = [
-            p
-            for p in data["parts"]
-            if p in ("act_pre_scale", "act_quant_scale", "act_quant_zero_point")
-        ]
-        if data["type"] not in _MAKE or extra:
-            refused[name] = f"{data['type']} with {', '.join(data['parts'])} is not read"
+        extra = [p for p in data["parts"] if p in _OF_ACTIVATIONS]
+        if data["type"] not in _MAKE:
+            refused[name] = (
+                f"{data['type']} with {', '.join(data['parts'])} is not read; {', '.join(_MAKE)} are. "
+                "Dequantize it with torchao and save that"
+            )
             continue
-        settings = {"class": data["type"]}
+        if extra:
+            refused[name] = (
+                f"{data['type']} with {', '.join(extra)} is not read: scales of activations that were "
+                "measured before. Quantize without them, or dequantize with torchao and save that"
+            )
+            continue
+        settings: dict[str, Any] = {"class": data["type"]}
+        if data["type"] == "NVFP4Tensor":
+            settings |= {
+                "swizzled": data.get("is_swizzled_scales") is True,
+                "shared": "per_tensor_scale" in data["parts"],
+            }
         weights[name] = ForeignWeight(names, partial(_make, source, name), settings)
     return Reading(weights, refused)
 
@@ -209,6 +248,8 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         data = {"block_size": sizes, "mm_config": None, "act_quant_kwargs": None, "dtype": own}
         data["kernel_preference"] = {"_type": "KernelPreference", "_data": "AUTO"}
         return _written(name, "Float8Tensor", data, {"qdata": base.qdata, "scale": base.scale})
+    if kind == "nvfp4":
+        return _nvfp4_written(name, base, settings)
     if (
         spec.dtype == "int4"
         and spec.zero_point == "offset"
@@ -274,6 +315,26 @@ def _int4_written(
     )
 
 
+def _nvfp4_written(name: str, base: QTensor, settings: Mapping[str, Any]) -> Written:
+    """With the number for all scales, unless it is 1 and the source had none."""
+    scale, shared = base.scale.qdata, base.scale.scale.reshape(())  # type: ignore[attr-defined]
+    tiles = bool(settings.get("swizzled"))
+    if tiles:
+        scale = swizzle(scale)
+        scale = scale.reshape(scale.shape[0] // 4, scale.shape[1] * 4)  # 32 × 16 a tile
+    data = {
+        "is_swizzled_scales": tiles,
+        "use_triton_kernel": False,
+        "act_quant_kwargs": None,
+        "block_size": 16,
+        "orig_dtype": _dtype(base.dtype),
+    }
+    parts = {"per_tensor_scale": shared, "qdata": base.qdata, "scale": scale}
+    if settings.get("shared") is False and float(shared) == 1:
+        del parts["per_tensor_scale"]
+    return _written(name, "NVFP4Tensor", data, parts)
+
+
 def _written(name: str, kind: str, data: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Written:
     entry = {"_type": kind, "_data": dict(data), "_tensor_data_names": list(parts)}
     return Written({_prefix(name) + part: each for part, each in parts.items()}, entry)
@@ -305,6 +366,6 @@ TORCHAO = Interchange(
     _read,
     _write,
     _config,
-    "torchao's safetensors: Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor",
+    "torchao's safetensors: Int4Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor, NVFP4Tensor",
     _metadata,
 )

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import inf, log10
+from math import inf, lcm, log10
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core import QTensor
+from ao_core import WHOLE, QTensor
 from ao_core.ext import AoError
+from ao_core.ext.kernels import narrow
 
 __all__ = [
     "BYTES",
@@ -33,7 +34,7 @@ BYTES, VALUES, REGRIDDED, REFUSED = "bytes equal", "values equal", "re-gridded",
 #: of `ao convert`: what the worst verdict makes of it
 EXIT_CODES = {BYTES: 0, VALUES: 0, REGRIDDED: 3, REFUSED: 4}
 #: elements that are compared at a time
-_SLAB = 1 << 18
+_SLAB = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,30 @@ def _slabs(a: QTensor | Tensor, b: QTensor | Tensor) -> Iterator[tuple[Tensor, T
     def dense(x: QTensor | Tensor) -> Tensor:
         return x.dequantize(torch.float32) if isinstance(x, QTensor) else x.to(torch.float32)
 
+    def cut(x: QTensor | Tensor, start: int) -> Tensor:
+        # not `x[...]`: torch imports its distributed tensors, 40 MB, where a subclass is sliced so
+        count = min(step, rows - start)
+        return dense(
+            narrow(x, 0, start, count) if isinstance(x, QTensor) else x.narrow(0, start, count)
+        )
+
     rows = a.shape[0] if a.dim() > 1 else 1
+    units = [_rows_of_a_block(x) for x in (a, b) if isinstance(x, QTensor)]
+    # no slab begins within a block
     step = max(_SLAB * rows // max(a.numel(), 1), 1)
-    flat = any(isinstance(x, QTensor) and len(x.spec.block) == 1 for x in (a, b))
-    if step >= rows or flat:
+    step = -(-step // lcm(*units)) * lcm(*units)
+    whole = [isinstance(x, QTensor) and (len(x.spec.block) == 1 or x.is_permuted) for x in (a, b)]
+    if step >= rows or any(whole):
         yield dense(a), dense(b)
         return
     for start in range(0, rows, step):
-        yield dense(a[start : start + step]), dense(b[start : start + step])
+        yield cut(a, start), cut(b, start)
+
+
+def _rows_of_a_block(x: QTensor) -> int:
+    """How many entries of the first dimension have one scale; 1 where all have, which is cut anywhere."""
+    block = x.spec.block
+    return block[0] if len(block) == x.dim() and block[0] != WHOLE else 1
 
 
 def compare(a: QTensor | Tensor, b: QTensor | Tensor) -> tuple[float, float | None]:

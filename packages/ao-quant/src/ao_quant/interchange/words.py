@@ -6,6 +6,8 @@ Codes are uint8 (..., n), each below 2**bits. Most projects store the little-end
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,10 +18,12 @@ from ao_core.ext.numerics import pack_bits, packed_size, unpack_bits
 __all__ = [
     "AWQ_ORDER",
     "flip_sign",
+    "flip_sign_",
     "pack_fractions",
     "pack_padded",
     "pack_words",
     "reorder",
+    "runs",
     "swap_nibbles",
     "unpack_fractions",
     "unpack_padded",
@@ -29,6 +33,8 @@ __all__ = [
 
 #: the column of a group of 8 that nibble i of a word of AutoAWQ's gemm layout holds
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+#: elements of a run
+_RUN = 1 << 18
 
 
 def words(n: int, bits: int, width: int = 32) -> int:
@@ -134,3 +140,15 @@ def swap_nibbles(packed: Tensor) -> Tensor:
 def flip_sign(codes: Tensor, bits: int) -> Tensor:
     """Codes q + 2**(bits - 1) of signed numbers from their two's complement; or back."""
     return codes ^ (1 << (bits - 1))
+
+
+def flip_sign_(codes: Tensor, bits: int) -> Tensor:
+    """`flip_sign` in place."""
+    return codes.bitwise_xor_(1 << (bits - 1))
+
+
+def runs(count: int, width: int) -> Iterator[slice]:
+    """Rows of `width` elements, some at a time: what is computed of them takes little memory."""
+    step = max(_RUN // max(width, 1), 1)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

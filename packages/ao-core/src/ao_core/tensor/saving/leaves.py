@@ -85,9 +85,9 @@ def flatten(fqn: str, tensor: Tensor) -> tuple[dict[str, Tensor], Record | None]
             again, since its layout refuses its parts.
     """
     check_storable(fqn, tensor)
-    plain = dense_memory(tensor).detach()
+    plain = dense_memory(tensor)
     if not isinstance(plain, QTensor):
-        return {fqn: plain}, None
+        return {fqn: plain.detach()}, None
     plain = _canonical(plain)
     _check_tree(fqn, plain)
     parts = {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}
@@ -101,9 +101,12 @@ def placeholder(fqn: str) -> dict[str, Tensor]:
 
 
 def _canonical(tensor: QTensor) -> QTensor:
+    """Detached, part by part: torch imports its distributed tensors, 40 MB, where a subclass is detached."""
     outer = tensor.canonical()
     parts = outer.parts.items()
-    return outer.like({n: _canonical(p) if isinstance(p, QTensor) else p for n, p in parts})
+    return outer.like(
+        {n: _canonical(p) if isinstance(p, QTensor) else p.detach() for n, p in parts}
+    )
 
 
 def _check_tree(fqn: str, tensor: QTensor) -> None:
