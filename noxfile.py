@@ -135,7 +135,7 @@ def perplexity(session: nox.Session) -> None:
     env.install("cmake")
     env.python("scripts/build_llama.py", llama, "llama-perplexity")
     script = ROOT / "examples" / "smollm2" / "perplexity.py"
-    options = ["--programs", llama / "bin", "--json", script.with_suffix(".json")]
+    options: list[str | Path] = ["--programs", llama / "bin", "--json", script.with_suffix(".json")]
     env.python(script, *options, *session.posargs, env=ONE_THREAD)
     env.python("scripts/generate_interchange.py")
 
