@@ -37,7 +37,7 @@ from ao_quant import (
     UIntxWeightOnlyConfig,
 )
 from ao_quant.algorithms import channels
-from ao_quant.algorithms.channels import channels_of
+from ao_quant.algorithms.channels import over_channels
 from ao_quant.algorithms.scaling import awq_factors, equalizing_scales
 
 INT4 = Int4WeightOnlyConfig(32)
@@ -236,9 +236,8 @@ def test_a_factor_that_changes_the_outputs_is_undone(monkeypatch):
 
 
 def _channels(model, data, config=INT4):
-    found = channels_of(
-        model, [d for d in decide(model, config, None) if d.config], data, (HESSIAN, ABS_SUMS), {}
-    )
+    weights = [d for d in decide(model, config, None) if d.config]
+    found = over_channels(model, weights, data, (HESSIAN, ABS_SUMS), {}, lambda each: each)
     return {each.readers[0].entry.fqn: each for each in found}
 
 

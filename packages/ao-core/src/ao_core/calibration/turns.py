@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ao_core.calibration.block import Block
-from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.gathering import Gathering, Group, Need, collect
 from ao_core.calibration.inputs import observe
 from ao_core.calibration.observing import Note
 from ao_core.calibration.pooling import Pools
@@ -23,7 +23,7 @@ from ao_core.calibration.weights import Weights
 from ao_core.errors import QuantizationError
 from ao_core.targets import Decision
 
-__all__ = ["GroupNeed", "Runs", "Turn", "gathered", "one", "prefix"]
+__all__ = ["GroupNeed", "Runs", "Turn", "gathered", "once", "one", "prefix"]
 
 
 class Turn(NamedTuple):
@@ -160,6 +160,24 @@ def prefix(
     names = {entry.fqn for group in trace.groups for entry in group.entries}
     for group in trace.groups:
         yield one(group, need, trace, runs, ranks_of(batches), pools, names)
+
+
+def once(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    need: Need,
+    pools: Pools,
+) -> Generator[Turn, None, None]:
+    """Run the whole model once for all weights, none of which is rewritten; all statistics are held."""
+    names = {entry.fqn for entry in entries}
+
+    def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
+        observe(model, batches[batch], entries, note)
+
+    for group in collect(model, batches, entries, need):
+        pool = pools.of(group, group.statistics, names, len(batches), run, ranks_of(batches))
+        yield Turn([(group, group.statistics)], pool=pool)
 
 
 def one(

@@ -21,7 +21,7 @@ from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
 from ao_core.calibration.store import storing
 from ao_core.calibration.trace import Trace, traced
-from ao_core.calibration.turns import Turn, prefix
+from ao_core.calibration.turns import Turn, once, prefix
 from ao_core.calibration.weights import InMemory, Weights
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
@@ -33,7 +33,7 @@ __all__ = ["ACTIVATION_BYTES", "AtOnce", "Inputs", "Rewrite", "Visit", "inputs_o
 #: bytes of activations that are held in memory between two blocks, unless told otherwise
 ACTIVATION_BYTES = 4 << 30
 #: what a visit may be driven by
-_DRIVERS = ("auto", "blocks", "prefix")
+_DRIVERS = ("auto", "blocks", "prefix", "once")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AtOnce:
 class Visit:
     """What a visit did."""
 
-    #: "blocks" or "prefix"
+    #: "blocks", "prefix" or "once"
     driver: str
     #: the chains of blocks, or why there are none
     reason: str
@@ -119,7 +119,8 @@ def visit(
         at_once: weights that are rewritten block by block. The first of a block's weights to be rewritten,
             while the others are as they were; what is in no block goes to `rewrite`.
         driver: "auto", blocks where that is proven to be right, else prefix; "blocks", an error where it is
-            not; or "prefix".
+            not; "prefix"; or, where nothing is rewritten, "once": blocks, so that the statistics of one block
+            are held at a time, else one run of the model for all weights.
         activation_bytes: bytes of recorded inputs of blocks that are held in memory; what is above goes to
             files in a temporary folder, which is removed in any case.
         progress: True for a bar, or a function called with (done, total, name), over groups.
@@ -162,7 +163,10 @@ def visit(
         pools = Pools(model, decisions)
         if route is None:
             groups = trace.groups
-            driven = prefix(model, batches, trace, needed, weights, pools)
+            if driver == "once":
+                driven = once(model, batches, decisions, need, pools)
+            else:
+                driven = prefix(model, batches, trace, needed, weights, pools)
             store = None
         else:
             groups = [group for _, group in route.groups]
@@ -195,7 +199,7 @@ def visit(
             for _ in turn.groups:
                 next(steps, None)
         spilled = store.spilled if store else 0
-    name = "prefix" if route is None else "blocks"
+    name = ("once" if driver == "once" else "prefix") if route is None else "blocks"
     return Visit(name, reason, found.values, found.rows, unseen, spilled)
 
 

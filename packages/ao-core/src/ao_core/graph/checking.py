@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ao_core.errors import GraphError
 from ao_core.graph.copies import copied, selecting, sharing, tensors_of
 from ao_core.graph.export import Inputs, arguments
+from ao_core.mapped import spilled
 
 __all__ = ["Transform", "outputs", "prove", "proven", "relative_difference"]
 
@@ -149,7 +150,7 @@ def _in_float32(model: nn.Module) -> nn.Module:
     }
     if not small:
         return model
-    return copied(model, {n: _like(t, _float32(t.detach())) for n, t in small.items()})
+    return copied(model, {n: _like(t, spilled(_float32(t.detach()))) for n, t in small.items()})
 
 
 def _parameters(model: nn.Module, transform: Transform, what: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError, GraphError
 from ao_core.graph.scales import ScaledDimension, ScaleGroup, factors_of
+from ao_core.mapped import spilled
 
 __all__ = [
     "Fold",
@@ -123,12 +124,24 @@ def rotated(
             f"rotation: a LayerNorm of {site.name} subtracts the mean of its channels, so R·1 has to be "
             f"1, but differs by {drift:.2g}; make R with keeping_mean(Q) from Q of size {site.size - 1}"
         )
-    found: dict[str, Tensor] = {}
-    for fold in site.folds:
-        found |= folded({**tensors, **found}, fold)
+    found = {
+        fold.parameter: torch.ones_like(tensors[fold.parameter]) - _norm(fold).offset
+        for fold in site.folds
+    }
+    dimensions: dict[str, list[RotatedDimension]] = {}
     for dimension in (*site.writers, *site.readers):
-        found[dimension.parameter] = _along({**tensors, **found}, dimension, matrix)
-    return {name: value.to(tensors[name].dtype) for name, value in found.items()}
+        dimensions.setdefault(dimension.parameter, []).append(dimension)
+    read = [each.parameter for fold in site.folds for each in fold.group.dimensions]
+    for name in dict.fromkeys((*read, *dimensions)):
+        if name in found:
+            continue
+        value = tensors[name].detach().double()
+        for fold in site.folds:
+            value = folded(tensors, fold, name, value)
+        for dimension in dimensions.get(name, ()):
+            value = _along(value, dimension, matrix)
+        found[name] = spilled(value.to(tensors[name].dtype))
+    return found
 
 
 def rotated_online(
@@ -141,7 +154,7 @@ def rotated_online(
     """
     matrix = _checked(rotation, site.size, site.parameter)
     whole = RotatedDimension(site.parameter, site.dim, torch.arange(site.size)[None])
-    value = _along(tensors, whole, matrix)
+    value = _along(tensors[site.parameter].detach().double(), whole, matrix)
     return {site.parameter: value.to(tensors[site.parameter].dtype)}
 
 
@@ -157,33 +170,35 @@ def _checked(rotation: Tensor, size: int, name: str) -> Tensor:
     return matrix
 
 
-def _along(tensors: Mapping[str, Tensor], dimension: RotatedDimension, matrix: Tensor) -> Tensor:
-    old = tensors[dimension.parameter].detach().double().movedim(dimension.dim, -1)
+def _along(old: Tensor, dimension: RotatedDimension, matrix: Tensor) -> Tensor:
+    old = old.movedim(dimension.dim, -1)
     new = old.clone()
     indices = dimension.indices.to(old.device)
     new[..., indices] = old[..., indices] @ matrix.to(old.device)
     return new.movedim(-1, dimension.dim)
 
 
-def folded(tensors: Mapping[str, Tensor], fold: Fold) -> dict[str, Tensor]:
-    """The parameters of a norm and of what reads it, with the weight of the norm moved into the readers.
+def _norm(fold: Fold) -> ScaledDimension:
+    (norm,) = (site for site in fold.group.producers if site.parameter == fold.parameter)
+    return norm
 
-    Returns:
-        New values in float64; the weight is exactly 1 (0 where the model adds 1 to it).
+
+def folded(tensors: Mapping[str, Tensor], fold: Fold, name: str, value: Tensor) -> Tensor:
+    """A parameter, of which `value` has the values, with the weight of a norm moved into it.
 
     Raises:
         GraphError: the weight has a zero where another parameter of the norm does not.
     """
-    (norm,) = (site for site in fold.group.producers if site.parameter == fold.parameter)
+    sites = [site for site in fold.group.dimensions if site.parameter == name]
+    if not sites:
+        return value
+    norm = _norm(fold)
     weight = tensors[fold.parameter].detach().double() + norm.offset
     scales = torch.ones(fold.group.size, dtype=torch.float64, device=weight.device)
     scales[norm.channels.to(weight.device)] = weight
-    found = {fold.parameter: torch.ones_like(weight) - norm.offset}
-    for site in fold.group.dimensions:
-        if site.parameter != fold.parameter:
-            old = found.get(site.parameter, tensors[site.parameter].detach().double())
-            found[site.parameter] = _moved(old, site, scales, fold.parameter)
-    return found
+    for site in sites:
+        value = _moved(value, site, scales, fold.parameter)
+    return value
 
 
 def _moved(old: Tensor, site: ScaledDimension, scales: Tensor, norm: str) -> Tensor:

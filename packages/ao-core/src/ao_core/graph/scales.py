@@ -15,6 +15,7 @@ from ao_core.graph.labels import Labels
 from ao_core.graph.scale_rules import block_all, operands, rule_for
 from ao_core.graph.scale_values import NONE, Scaling, Value
 from ao_core.graph.tracing import Traced
+from ao_core.mapped import spilled
 
 __all__ = ["ScaleGroup", "ScaledDimension", "factors_of", "groups_of", "scaled"]
 
@@ -90,7 +91,7 @@ def scaled(tensors: Mapping[str, Tensor], group: ScaleGroup, scales: Tensor) -> 
         now = found.get(site.parameter, old.double()) + site.offset
         now = now * factors if site.exponent > 0 else now / factors
         found[site.parameter] = now - site.offset
-    return {name: value.to(tensors[name].dtype) for name, value in found.items()}
+    return {name: spilled(value.to(tensors[name].dtype)) for name, value in found.items()}
 
 
 def factors_of(site: ScaledDimension, scales: Tensor) -> Tensor:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ao_core import Config
 from ao_core.ext import SCALE, ChosenSteps, GraphError, WeightConfig, is_conv, is_transposed
-from ao_core.ext.calibration import Sample, Statistic, Statistics, collect, matrices, unobservable
-from ao_core.ext.graph import ModelGraph, ScaleGroup, analyze, proven, scaled
+from ao_core.ext.calibration import (
+    Inputs,
+    Sample,
+    Statistic,
+    Statistics,
+    matrices,
+    unobservable,
+    visit,
+)
+from ao_core.ext.graph import ModelGraph, ScaledDimension, ScaleGroup, analyze, proven, scaled
 from ao_core.ext.quantizing import Decision
 from ao_quant.configs import GGUFWeightOnlyConfig, StaticConfig
 
 __all__ = [
     "Channels",
     "Folding",
+    "Found",
     "Reader",
-    "channels_of",
     "fold",
     "format_of",
     "graph_of",
     "no_step",
+    "over_channels",
     "proven_all",
     "spread",
 ]
 
+T = TypeVar("T")
 #: a change of a model's tensors that keeps its outputs, see `ao_core.ext.graph.prove`
 _Change = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
@@ -70,6 +80,14 @@ class Channels:
     #: why there is no group
     reason: str = ""
 
+    def without_statistics(self) -> Channels:
+        """The same, which holds no statistics any more."""
+        return replace(self, readers=tuple(replace(each, statistics=()) for each in self.readers))
+
+
+#: channels, one factor for each, and a few words on them
+Found = tuple[Channels, Tensor, str]
+
 
 def format_of(config: Config | None) -> WeightConfig | None:
     """The format that a configuration stores weights in; None where it is not one of weights.
@@ -90,14 +108,17 @@ def graph_of(model: nn.Module, batches: Sequence[Sample]) -> tuple[ModelGraph | 
         return None, str(error)
 
 
-def channels_of(
+def over_channels(
     model: nn.Module,
     weights: Sequence[Decision],
     batches: Sequence[Sample],
     need: tuple[Statistic, ...],
     notes: dict[str, str],
-) -> list[Channels]:
-    """All inputs of weights, with statistics; those that a scale group of the graph makes have the group.
+    find: Callable[[Channels], T | None],
+) -> list[T]:
+    """What `find` makes of all inputs of weights; those that a scale group of the graph makes have the group.
+
+    The statistics of a block are there while its inputs are, so what is found should not hold them.
 
     Args:
         model: dense.
@@ -105,9 +126,8 @@ def channels_of(
         batches: of data; the first traces the model.
         need: what is needed of the inputs.
         notes: gets why a weight is left out.
+        find: what is wanted of channels; None is left out.
     """
-    seen: dict[str, tuple[Statistics, ...]] = {}
-    alike: list[list[Decision]] = []
     visible = []
     for entry in weights:
         if reason := unobservable(entry):
@@ -116,42 +136,62 @@ def channels_of(
             notes[entry.fqn] = "it has input steps, which factors of channels do not go through"
         else:
             visible.append(entry)
-    for group in collect(model, batches, visible, lambda _: need):
-        alike.append(group.entries)
-        seen |= dict.fromkeys((entry.fqn for entry in group.entries), group.statistics)
     graph, reason = graph_of(model, batches)
-    named = {entry.fqn: entry for entry in visible if entry.fqn in seen}
-    found = [] if graph is None else _grouped(graph, named, seen)
-    done = {reader.entry.fqn for each in found for reader in each.readers}
     reason = reason or "nothing that makes them can be divided"
-    for entries in alike:
-        rest = [entry for entry in entries if entry.fqn not in done]
-        for entry in list(rest):
-            if text := no_step(entry):
-                notes[entry.fqn] = f"{reason}, and {text}"
-                rest.remove(entry)
-        if rest:
-            readers = tuple(_reader(entry, None, seen[entry.fqn]) for entry in rest)
-            found.append(Channels(readers[0].channels.shape[1], readers, None, reason))
-    return found
+    groups = [] if graph is None else _grouped(graph, {entry.fqn: entry for entry in visible})
+    place_of = {name: place for place, (_, sites) in enumerate(groups) for name in sites}
+    left = [set(sites) for _, sites in groups]
+    readers: list[list[Reader]] = [[] for _ in groups]
+    found: dict[int, T] = {}
+
+    def ask(place: int, channels: Channels) -> None:
+        if (answer := find(channels)) is not None:
+            found[place] = answer
+
+    def take(together: Sequence[tuple[Decision, Inputs]]) -> None:
+        loose = []
+        for entry, inputs in together:
+            if (place := place_of.get(entry.fqn)) is None:
+                loose.append(_reader(entry, None, inputs.statistics))
+                continue
+            group, sites = groups[place]
+            readers[place].append(_reader(entry, sites[entry.fqn].channels, inputs.statistics))
+            left[place].discard(entry.fqn)
+            if not left[place]:
+                ask(place, Channels(group.size, tuple(readers[place]), group))
+                readers[place] = []
+        for reader in list(loose):
+            if text := no_step(reader.entry):
+                notes[reader.entry.fqn] = f"{reason}, and {text}"
+                loose.remove(reader)
+        if loose:
+            channels = Channels(loose[0].channels.shape[1], tuple(loose), None, reason)
+            ask(len(groups) + len(found), channels)
+
+    visit(model, batches, visible, lambda _: need, _unchanged, driver="once", before=take)
+    for place, (group, _) in enumerate(groups):
+        if readers[place]:  # data did not reach all of them
+            ask(place, Channels(group.size, tuple(readers[place]), group))
+    return [found[place] for place in sorted(found)]
+
+
+def _unchanged(entry: Decision, inputs: Inputs) -> None:
+    return None
 
 
 def _grouped(
-    graph: ModelGraph, named: Mapping[str, Decision], seen: Mapping[str, tuple[Statistics, ...]]
-) -> list[Channels]:
+    graph: ModelGraph, named: Mapping[str, Decision]
+) -> list[tuple[ScaleGroup, dict[str, ScaledDimension]]]:
     """The scale groups whose consumers are columns of weights, with those that are going to be quantized."""
     found, taken = [], set[str]()
     for group in graph.scale_groups:
-        here = [site for site in group.consumers if site.parameter in named]
-        if not here or any(site.dim != _input_dim(named[site.parameter]) for site in here):
+        here = {site.parameter: site for site in group.consumers if site.parameter in named}
+        if not here or any(site.dim != _input_dim(named[name]) for name, site in here.items()):
             continue  # products of activations, as of queries and keys
-        if taken & {site.parameter for site in here}:
+        if taken & here.keys():
             continue
-        taken |= {site.parameter for site in here}
-        readers = tuple(
-            _reader(named[site.parameter], site.channels, seen[site.parameter]) for site in here
-        )
-        found.append(Channels(group.size, readers, group))
+        taken |= here.keys()
+        found.append((group, here))
     return found
 
 
@@ -201,7 +241,7 @@ class Folding:
 def fold(
     model: nn.Module,
     example: Sample,
-    found: Sequence[tuple[Channels, Tensor, str]],
+    found: Sequence[Found],
     what: str,
 ) -> Folding:
     """Put factors into what makes the channels, or, where it cannot take them, into input steps.
@@ -209,7 +249,7 @@ def fold(
     Args:
         model: not changed.
         example: by which the new model is proven.
-        found: channels, one factor for each, and a few words on them.
+        found: what was found of channels.
         what: the method, for notes.
     """
     made = Folding(model)

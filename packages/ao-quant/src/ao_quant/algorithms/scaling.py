@@ -24,10 +24,11 @@ from ao_core.ext.quantizing import Decision
 from ao_quant.algorithms.applying import nearest
 from ao_quant.algorithms.channels import (
     Channels,
+    Found,
     Reader,
-    channels_of,
     fold,
     graph_of,
+    over_channels,
     proven_all,
     spread,
 )
@@ -60,16 +61,17 @@ def scale_by_awq(
             "[AWQConfig(), GPTQConfig(...)], or AWQConfig(base)"
         )
     notes: dict[str, str] = {}
-    found = []
-    for each in channels_of(model, weights, batches, (HESSIAN, ABS_SUMS), notes):
+
+    def find(each: Channels) -> Found | None:
         factors, ratio, error = awq_factors(each, config.steps)
-        text = f"r = {ratio:g}, {error:.3f} of the error of rounding"
         if ratio:
-            found.append((each, factors, text))
-        else:
-            notes |= dict.fromkeys(
-                (reader.entry.fqn for reader in each.readers), "AWQ: r = 0, no factors are better"
-            )
+            text = f"r = {ratio:g}, {error:.3f} of the error of rounding"
+            return each.without_statistics(), factors, text
+        names = (reader.entry.fqn for reader in each.readers)
+        notes.update(dict.fromkeys(names, "AWQ: r = 0, no factors are better"))
+        return None
+
+    found = over_channels(model, weights, batches, (HESSIAN, ABS_SUMS), notes, find)
     made = fold(model, batches[0], found, "AWQ")
     return Prepared(made.model, made.steps, notes | made.notes)
 
@@ -132,8 +134,8 @@ def smooth(
     """`ModelTransform.apply` of `SmoothQuantConfig`."""
     need = (ABS_MAX, _ROWS) if config.alpha == SEARCH else (ABS_MAX,)
     notes: dict[str, str] = {}
-    found = []
-    for each in channels_of(model, weights, batches, need, notes):
+
+    def find(each: Channels) -> Found:
         inputs, columns = _ranges(each)
         alphas = [_USUAL if config.alpha == SEARCH else float(config.alpha)]
         candidates: dict[str, Tensor] = {}
@@ -149,7 +151,9 @@ def smooth(
                 for text, factors in candidates.items()
             }
             text = min(errors, key=lambda name: errors[name])
-        found.append((each, candidates[text], text))
+        return each.without_statistics(), candidates[text], text
+
+    found = over_channels(model, weights, batches, need, notes, find)
     made = fold(model, batches[0], found, "SmoothQuant")
     return Prepared(made.model, made.steps, notes | made.notes)
 

@@ -1,0 +1,63 @@
+"""Tensors whose memory is that of a file, of which the machine keeps no more than it has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from tempfile import mkstemp
+
+import torch
+from torch import Tensor
+
+__all__ = ["mapped_from", "spilled", "spilling"]
+
+#: bytes of a tensor that is worth a file
+_LEAST = 1 << 20
+_FOLDER: ContextVar[Path | None] = ContextVar("spilling", default=None)
+
+
+@contextmanager
+def spilling(folder: Path) -> Iterator[None]:
+    """Within this context, `spilled` puts tensors into files of a folder."""
+    token = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def spilled(tensor: Tensor) -> Tensor:
+    """The same values in a file that is mapped into memory, within `spilling`; else the tensor itself.
+
+    The file has no name, so that it is gone with the tensor, or with the process. Small tensors stay.
+    """
+    folder = _FOLDER.get()
+    if folder is None or tensor.nbytes < _LEAST or tensor.device.type != "cpu":
+        return tensor
+    descriptor, name = mkstemp(dir=folder, prefix="spilled-")
+    path = Path(name)
+    try:
+        with open(descriptor, "r+b") as file:
+            file.truncate(tensor.nbytes)
+        storage = torch.UntypedStorage.from_file(str(path), True, tensor.nbytes)
+    finally:
+        with suppress(OSError):  # of a system on which a mapped file keeps its name
+            path.unlink()
+    found = torch.empty(0, dtype=tensor.dtype)
+    found.set_(storage, 0, tensor.shape)  # type: ignore[call-overload]
+    return found.copy_(tensor.detach())
+
+
+def mapped_from(path: Path, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+    """A tensor of the bytes of a file from `start` on; None where it is not aligned to its elements.
+
+    Nothing is read before it is used. What is written to it does not come into the file.
+    """
+    if start % dtype.itemsize:
+        return None
+    storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+    found = torch.empty(0, dtype=dtype)
+    found.set_(storage, start // dtype.itemsize, shape)  # type: ignore[call-overload]
+    return found
