@@ -86,6 +86,9 @@ class FolderKind:
     fetch: Callable[[str], Path | None] = lambda name: None
     #: (such a folder) -> how texts become inputs of its model; or why that is not known
     tokenizer: Callable[[Path], Tokenizer | str] = _no_texts
+    #: (such a folder) -> texts of files of a copy, by name, in which parameters that were tied have weights
+    #: of their own
+    untied: Callable[[Path], dict[str, str]] = lambda folder: {}
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from ao_core.calibration.samples import Sample
 from ao_core.config import Config, FqnToConfig, config_to_dict
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.graph.copies import sharing
+from ao_core.graph.copies import names_of, sharing
 from ao_core.installing import Undo
 from ao_core.model_records import ModelTransform, Prepared
 from ao_core.records import Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
-from ao_core.targets import Decision, FilterFn, decide
+from ao_core.targets import Decision
 from ao_core.tensor import QTensor
 from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.identity import become
 
-__all__ = ["Stage", "prepare", "stages", "with_steps"]
+__all__ = ["Stage", "changes", "prepare", "prepared", "prepared_report", "stages", "with_steps"]
+
+
+#: (model, configuration) -> a decision on each parameter
+Decided = Callable[[nn.Module, Config], Sequence[Decision]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def prepare(
     model: nn.Module,
     config: Config,
     later: Sequence[Config],
-    filter_fn: FilterFn | None,
+    decided: Decided,
     batches: Sequence[Sample],
     steps: dict[str, ChosenSteps],
     undo: list[Undo],
@@ -103,7 +107,7 @@ def prepare(
         model: changed in place, once all of it is found.
         config: of a `ModelTransform`, or a `FqnToConfig` of such.
         later: what quantizes the weights.
-        filter_fn: as for `quantize_`.
+        decided: which parameters a configuration is for.
         batches: of data.
         steps: by weight, those chosen so far; gets more.
         undo: gets what takes it all back.
@@ -111,9 +115,30 @@ def prepare(
     Raises:
         QuantizationError: a weight is quantized already.
     """
+    now, notes = prepared(model, config, later, decided, batches, steps)
+    changed: set[str] = set()
+    for names, old, value in list(changes(model, now)):
+        changed.update(names)
+        _install(model, names, old, value, undo)
+    return prepared_report(model, config, changed, notes)
+
+
+def prepared(
+    model: nn.Module,
+    config: Config,
+    later: Sequence[Config],
+    decided: Decided,
+    batches: Sequence[Sample],
+    steps: dict[str, ChosenSteps],
+) -> tuple[nn.Module, dict[str, list[str]]]:
+    """What `prepare` makes of a model, which stays as it is, and notes on its parameters.
+
+    Raises:
+        QuantizationError: a weight is quantized already.
+    """
     notes: dict[str, list[str]] = {}
     now = sharing(model)
-    for leaf, weights in _weights(model, config, later, filter_fn).items():
+    for leaf, weights in _weights(model, config, later, decided).items():
         transform = _transform(leaf)
         assert transform is not None
         there = with_steps([_moved(weight, now) for weight in weights], steps)
@@ -123,7 +148,13 @@ def prepare(
             steps[name] = steps[name].then(more) if name in steps else more
         for name, note in made.notes.items():
             notes.setdefault(name, []).append(note)
-    changed = _install(model, now, undo)
+    return now, notes
+
+
+def prepared_report(
+    model: nn.Module, config: Config, changed: Collection[str], notes: Mapping[str, Sequence[str]]
+) -> Report:
+    """The report on what a transform did, by the names of what it changed."""
     records = [
         _record(name, tensor, name in changed, notes.get(name, []))
         for name, tensor in model.named_parameters()
@@ -132,17 +163,17 @@ def prepare(
 
 
 def _weights(
-    model: nn.Module, config: Config, later: Sequence[Config], filter_fn: FilterFn | None
+    model: nn.Module, config: Config, later: Sequence[Config], decided: Decided
 ) -> dict[Config, list[Decision]]:
     """The dense weights that each configuration is for, with what will quantize them, or None."""
     formats: dict[str, Config] = {}
     for other in later:
-        for each in decide(model, other, filter_fn):
+        for each in decided(model, other):
             if each.config is not None:
                 formats.setdefault(each.fqn, each.config)
     by_name = isinstance(config, FqnToConfig)
     found: dict[Config, list[Decision]] = {} if by_name else {config: []}
-    for each in decide(model, config, filter_fn):
+    for each in decided(model, config):
         leaf = each.config if by_name else config
         if leaf is None or (each.fqn not in formats if formats else each.config is None):
             continue
@@ -165,32 +196,33 @@ def _moved(entry: Decision, model: nn.Module) -> Decision:
     return replace(entry, owners=tuple(map(owner, entry.owners)))
 
 
-def _install(model: nn.Module, new: nn.Module, undo: list[Undo]) -> set[str]:
-    """Give a model the tensors of a copy of it; the names of those that changed.
+def changes(model: nn.Module, new: nn.Module) -> Iterator[tuple[list[str], Tensor, Tensor]]:
+    """The tensors of a model that are others in a copy of it: all their names, the old one and the new one.
 
     One that was tied, and is not any more, is another parameter under each name but the first.
     """
-    changed: set[str] = set()
     entries: dict[int, list[tuple[str, Tensor]]] = {}
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
             entries.setdefault(id(tensor), []).append((name, tensor))
     for places in entries.values():
         first, old = _tensor(new, places[0][0]), places[0][1]
-        for name, _ in places[1:]:
-            if (value := _tensor(new, name)) is not first:
-                _put(model, [name], old, _like(old, value), undo)
-                changed.add(name)
-        if first is old or torch.equal(first, old):
-            continue
-        names = [name for name, _ in places if name not in changed]
-        changed.add(names[0])
-        value = _like(old, first)
-        if isinstance(old, nn.Parameter) and old.requires_grad and become(old, value):
-            undo.append(partial(torch.utils.swap_tensors, old, value))
-            continue
-        _put(model, names, old, value, undo)
-    return changed
+        others = {name for name, _ in places[1:] if _tensor(new, name) is not first}
+        for name in sorted(others):
+            yield [name], old, _tensor(new, name)
+        if first is not old and not torch.equal(first, old):
+            yield [name for name, _ in places if name not in others], old, first
+
+
+def _install(
+    model: nn.Module, names: Sequence[str], old: Tensor, value: Tensor, undo: list[Undo]
+) -> None:
+    """Give a model another tensor under some names."""
+    value, is_first = _like(old, value), names_of(model)[names[0]] == names[0]
+    if is_first and isinstance(old, nn.Parameter) and old.requires_grad and become(old, value):
+        undo.append(partial(torch.utils.swap_tensors, old, value))
+        return
+    _put(model, names, old, value, undo)
 
 
 def _put(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -118,6 +119,7 @@ def quantize_(
     # a single configuration that quantizes goes on where it was interrupted
     options["undo"] = undo if len(todo) > 1 else None
     steps: dict[str, ChosenSteps] = {}
+    decided = partial(decide, filter_fn=filter_fn)
     before, reports = list[Any](), list[Report]()
     try:
         for place, stage in enumerate(todo, 1):
@@ -125,11 +127,11 @@ def quantize_(
                 later = [other.config for other in todo[place:] if not other.prepares]
                 assert batches is not None and not isinstance(batches, Seen)  # noqa: PT018
                 with telling(batches):
-                    found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
+                    found = prepare(model, stage.config, later, decided, batches, steps, undo)
                 before.append(found)
                 continue
             each = stage.config
-            decisions = with_steps(decide(model, each, filter_fn), steps)
+            decisions = with_steps(decided(model, each), steps)
             if batches is not None and needs_data(each):
                 from ao_core.calibration.algorithms import apply_algorithms  # which imports this
 

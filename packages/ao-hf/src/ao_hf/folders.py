@@ -82,6 +82,15 @@ def _files(library: str, source: Path, folder: Path, report: Report) -> dict[str
     return made if text is None else {**made, CARD: text}
 
 
+def _untied(folder: Path) -> dict[str, str]:
+    """config.json that says that the head has a weight of its own."""
+    model = _config(folder)
+    for config in (model, model.get("text_config")):
+        if isinstance(config, dict):
+            config["tie_word_embeddings"] = False
+    return {CONFIG: json.dumps(model, indent=2, sort_keys=True) + "\n"}
+
+
 def _hint(library: str, folder: Path) -> str:
     """The line of Python that loads the model, and what is missing for using it."""
     load = "; ".join(load_lines(library, kind_of(folder), str(folder)))
@@ -139,6 +148,7 @@ TRANSFORMERS = FolderKind(
     model=_model_of_transformers,
     fetch=hub.fetch,
     tokenizer=_tokenizer_of_transformers,
+    untied=_untied,
 )
 DIFFUSERS = FolderKind(
     "diffusers",

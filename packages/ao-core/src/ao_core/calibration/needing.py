@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ao_core.arguments import shown
 from ao_core.calibration.inputs import Data, Seen, batches_of
@@ -17,27 +18,31 @@ from ao_core.stacks import check_order, stack_of
 
 __all__ = [
     "QUANTIZED",
+    "SEQUENCE",
     "algorithm_of",
     "check_data",
     "check_useful",
     "joined",
     "needs_data",
     "resolved",
-    "transform_of_model",
 ]
 
 
+#: the one key of what stands for several configurations
+SEQUENCE = "sequence"
 #: how the reason of a weight begins that was a `QTensor` before
 QUANTIZED = "it is quantized already"
 
 
 def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
-    """A configuration, or each of a list, from whatever stands for it.
+    """A configuration, or each of a list, from whatever stands for it, as the `config` of a report does.
 
     Raises:
         ConfigError: the list is empty, or holds something else.
         UnknownNameError: no such recipe.
     """
+    if isinstance(config, Mapping) and set(config) == {SEQUENCE}:
+        config = config[SEQUENCE]
     if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
         config = [config]
     if not config:
@@ -115,12 +120,6 @@ def _needs(leaf: Config) -> bool:
     return algorithm_of(leaf) is not None or registry.model_transform_for(type(leaf)) is not None
 
 
-def transform_of_model(config: Config) -> Config | None:
-    """The configuration, or the one of a `FqnToConfig`, that transforms a model as a whole, if any does."""
-    each = _each(config)
-    return next((e for e in each if registry.model_transform_for(type(e)) is not None), None)
-
-
 def _each(config: Config) -> list[Config]:
     if not isinstance(config, FqnToConfig):
         return [config]
@@ -143,7 +142,7 @@ def joined(
     every = [*before, *reports]
     if len(every) == 1:
         return every[0]
-    config = {"sequence": [report.config for report in every]}
+    config: dict[str, Any] = {SEQUENCE: [report.config for report in every]}
     if len(configs) == 1:
         config = config_to_dict(configs[0])
     all_of, some_of = _by_name(every), _by_name(reports or before)

@@ -25,7 +25,7 @@ from ao_core.report import size_text
 from ao_core.targets import Decision
 from ao_core.tensor.saving import Checkpoint
 
-__all__ = ["calibration_of", "check_rows", "rows_of", "unit_names"]
+__all__ = ["calibration_of", "check_rows", "rows_of", "transform_memory", "unit_names"]
 
 #: matrices of the size of a Hessian that are there at a time: itself, one in another order, its factors
 _MATRICES = 6
@@ -193,6 +193,28 @@ def _memory(
     if learned:
         text += f"; what is learned of a block takes {size_text(learned)}"
     return total, text
+
+
+def transform_memory(calibration: Calibration) -> tuple[int, str]:
+    """Bytes at most beside mapped files while the model of a checkpoint is transformed, and in words."""
+    weights = [entry for entry in calibration.decisions if entry.config is not None]
+    largest = max((e.tensor.numel() for e in calibration.decisions), default=0)
+    rows = [rows_of([batch]) for batch in calibration.batches]
+    width = max((_columns(entry) for entry in weights), default=0)
+    widest = max((e.tensor.shape[0] for e in calibration.decisions if e.tensor.dim() > 1), default=0)
+    # in float64: a tensor, what becomes of it, and what that is computed from
+    tensor = 3 * 8 * largest
+    matrices = _MATRICES * 8 * width**2
+    # of a proof, outputs before and after in float32; of a visit, the inputs of a block
+    outputs = 3 * 4 * max(rows, default=0) * widest
+    activations = max(outputs, min(2 * 4 * sum(rows) * width, ACTIVATION_BYTES))
+    total = tensor + matrices + activations + SLACK
+    return total, (
+        f"at most {size_text(total)} while the model is transformed, beside what the process has and files "
+        f"that are mapped: the largest tensor in float64 ({size_text(tensor)}), matrices of the size of the "
+        f"largest Hessian ({size_text(matrices)}), activations and outputs ({size_text(activations)}) and "
+        f"{size_text(SLACK)}"
+    )
 
 
 def _most_paired(needing: Sequence[Decision]) -> list[Decision]:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ao_core.arguments import shown
 from ao_core.calibration.inputs import Data, Seen
-from ao_core.calibration.needing import check_data, transform_of_model
+from ao_core.calibration.needing import check_data, needs_data, resolved
 from ao_core.calibration.ranks import OverRanks
-from ao_core.checkpoints.calibration import calibration_of
+from ao_core.calibration.samples import Sample
+from ao_core.checkpoints.calibration import calibration_of, transform_memory
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
-from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.job import Job, Preparing, Step
 from ao_core.checkpoints.skeleton import is_dense, make_skeleton
-from ao_core.config import Config, ConfigLike, resolve_config
+from ao_core.config import Config, ConfigLike
 from ao_core.errors import CheckpointError, ConfigError
 from ao_core.folder_records import FolderModel
+from ao_core.preparing import stages, with_steps
 from ao_core.targets import Decision, FilterFn, decide
+from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.saving import Entry, open_checkpoint
 from ao_core.tensor.saving.write import natural, parse_size
 
-__all__ = ["make_job"]
+__all__ = ["chosen_of", "job_of", "make_job"]
 
 
 def make_job(
     src: str | os.PathLike[str],
-    config: ConfigLike,
+    config: ConfigLike | Sequence[ConfigLike],
     *,
     data: Data | None = None,
     include: Sequence[str] = (),
@@ -44,30 +47,61 @@ def make_job(
             configuration makes is not a quantized tensor.
         UnknownNameError: no such recipe.
     """
-    limit, config = parse_size(max_shard_size), resolve_config(config)
-    batches = check_data([config], data, "quantize_checkpoint(src, dst, config, data=batches)")
+    limit, configs = parse_size(max_shard_size), resolved(config)
+    batches = check_data(configs, data, "quantize_checkpoint(src, dst, config, data=batches)")
     if isinstance(batches, (OverRanks, Seen)):
         raise ConfigError(
             f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a "
             "list of inputs of the model"
         )
-    if (whole := transform_of_model(config)) is not None:
+    *before, last = stages(configs)
+    if last.prepares or not all(stage.prepares for stage in before):
         raise ConfigError(
-            f"config={shown(whole)}: it changes the model as a whole, which is not in memory here; load "
-            "the model and call quantize_"
+            f"config={shown(configs)}: weights of files are quantized by the last configuration, after those "
+            "that transform the model, if any; load the model and call quantize_"
         )
+    needed = batches if needs_data(last.config) else None
+    job = job_of(src, last.config, needed, limit, include, exclude)
+    if not before:
+        return job
+    assert batches is not None
+    transforms = tuple(stage.config for stage in before)
+    return replace(job, preparing=_preparing(job, tuple(configs), transforms, batches))
+
+
+def job_of(
+    src: str | os.PathLike[str],
+    config: Config,
+    batches: Sequence[Sample] | None,
+    max_shard_size: int,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    chosen_steps: Mapping[str, ChosenSteps] | None = None,
+) -> Job:
+    """The job of one configuration that quantizes.
+
+    Args:
+        src: as for `quantize_checkpoint`.
+        config: the configuration.
+        batches: of data, where it needs some.
+        max_shard_size: bytes.
+        include: as for `quantize_checkpoint`.
+        exclude: likewise.
+        chosen_steps: by the name of a parameter, input steps that it is stored with.
+    """
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
     known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
-    filter_fn: FilterFn | None = (lambda module, fqn: True) if include else None
     if isinstance(known, FolderModel):
         modules = f"those of {known.title}"
-        chosen = _choose(_known(known, config, filter_fn), include, exclude)
+        chosen = list(
+            with_steps(chosen_of(known, config, include, exclude), chosen_steps or {})
+        )
     else:
         modules = f"guessed from the names of tensors: {known}"
-        plans = decide(make_skeleton(checkpoint), config, filter_fn)
+        plans = decide(make_skeleton(checkpoint), config, _filter_of(include))
         chosen = _choose(plans, include, exclude, _unlike_a_weight)
     of_entry = {
         checkpoint.ties.get(owner.fqn, owner.fqn): entry
@@ -92,11 +126,40 @@ def make_job(
         config,
         tuple(include),
         tuple(exclude),
-        limit,
+        max_shard_size,
         tuple(steps),
         modules,
         calibration,
     )
+
+
+def _preparing(
+    job: Job, configs: tuple[Config, ...], before: tuple[Config, ...], batches: Sequence[Sample]
+) -> Preparing:
+    """What is done to the model of a checkpoint before it is quantized.
+
+    Raises:
+        ConfigError: the model is not known, or cannot be run.
+    """
+    checkpoint = job.checkpoint
+    known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
+    chosen = []
+    if isinstance(known, FolderModel):
+        chosen = chosen_of(known, job.config, job.include, job.exclude)
+    found = calibration_of(known, checkpoint, chosen, job.steps, batches)
+    memory = transform_memory(found)
+    return Preparing(configs, before, tuple(batches), found.digest, *memory)
+
+
+def chosen_of(
+    known: FolderModel, config: Config, include: Sequence[str], exclude: Sequence[str]
+) -> list[Decision]:
+    """The decisions on parameters of a model, with what the patterns leave out marked as kept."""
+    return _choose(_known(known, config, _filter_of(include)), include, exclude)
+
+
+def _filter_of(include: Sequence[str]) -> FilterFn | None:
+    return (lambda module, fqn: True) if include else None
 
 
 def _known(known: FolderModel, config: Config, filter_fn: FilterFn | None) -> list[Decision]:

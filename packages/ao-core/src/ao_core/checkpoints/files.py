@@ -14,7 +14,6 @@ from ao_core.__about__ import __version__
 from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.join import hash_of
 from ao_core.checkpoints.state import write_whole
-from ao_core.config import config_to_dict
 from ao_core.errors import ConfigError, MissingExtraError
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
@@ -28,6 +27,7 @@ from ao_core.tensor.saving.names import MODEL, names_of_files
 
 __all__ = [
     "MANIFEST",
+    "PREPARED",
     "REPORT",
     "WORK",
     "check_empty",
@@ -43,6 +43,8 @@ __all__ = [
 
 #: the directory in the target that an unfinished run leaves
 WORK = ".quantizing"
+#: the directory there with the transformed checkpoint, until it is quantized
+PREPARED = ".preparing"
 MANIFEST = "ao_manifest.json"
 REPORT = "ao_report"
 _OURS = (MANIFEST, LOCK, f"{REPORT}.json", f"{REPORT}.html")
@@ -72,7 +74,7 @@ def check_target(src: Path, target: Path) -> None:
 def check_empty(target: Path) -> None:
     """Raise `ConfigError` where a directory has files, besides those of an unfinished run."""
     found = sorted(file.name for file in target.iterdir()) if target.exists() else []
-    if others := [name for name in found if name != WORK]:
+    if others := [name for name in found if name not in (WORK, PREPARED)]:
         done = f"; {MANIFEST} is there: a run is done" if MANIFEST in others else ""
         raise ConfigError(
             f"DST {target} is not empty (it has {', '.join(others[:3])}{done}); choose another directory "
@@ -149,7 +151,7 @@ def write_lock(job: Job, target: Path) -> None:
     """Write what is needed to reproduce the result, and hashes of all tensors of result and source."""
     found = open_checkpoint(target)
     weights = [(e.spec, e.shape, e.dtype) for e in found.entries.values() if e.spec is not None]
-    data = "" if job.calibration is None else job.calibration.digest
+    job = job.origin or job
     options = {
         "include": list(job.include),
         "exclude": list(job.exclude),
@@ -157,7 +159,7 @@ def write_lock(job: Job, target: Path) -> None:
         "modules": job.modules,
         "data": dict(job.drawn),
     }
-    done = Done(config_to_dict(job.config), data, kernels_of(weights))
+    done = Done(job.asked, job.digest, kernels_of(weights))
     source = tensor_hashes(job.checkpoint)
     earlier = _earlier(job, source)
     lock = lock_of(
@@ -196,6 +198,7 @@ def write_manifest(
         others: names of files that were written besides; some may have been copied first.
     """
     names = {*hashes, *others, *(file.name for file in copied_files(job.checkpoint.path))}
+    source = (job.origin or job).checkpoint
     files: dict[str, Any] = {}
     for name in sorted(names):
         path = target / name
@@ -204,8 +207,8 @@ def write_manifest(
     manifest = {
         "version": 1,
         "ao_core": __version__,
-        "config": config_to_dict(job.config),
-        "source": {file.name: file.stat().st_size for file in job.checkpoint.files},
+        "config": job.asked,
+        "source": {file.name: file.stat().st_size for file in source.files},
         "files": files,
     }
     write_whole(target / MANIFEST, json.dumps(manifest, indent=2).encode())

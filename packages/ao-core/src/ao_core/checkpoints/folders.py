@@ -13,7 +13,15 @@ from ao_core.registry import registry
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
 
-__all__ = ["check_folder", "find", "hints", "model_of", "tokenizer_of", "write_others"]
+__all__ = [
+    "check_folder",
+    "find",
+    "hints",
+    "model_of",
+    "tokenizer_of",
+    "write_others",
+    "write_untied",
+]
 
 
 def find(name: Path) -> Path:
@@ -70,6 +78,13 @@ def write_others(src: Path, target: Path, report: Report) -> list[str]:
         write_whole(target / name, text.encode())
     sync_dir(target)
     return list(written)
+
+
+def write_untied(src: Path, target: Path) -> None:
+    """Write what those that read the folder must know of tied parameters that are not tied any more."""
+    for kind in _kinds_of(src):
+        for name, text in kind.untied(src).items():
+            write_whole(target / name, text.encode())
 
 
 def hints(target: Path) -> list[str]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.needing import SEQUENCE, algorithm_of
 from ao_core.calibration.samples import Sample
-from ao_core.config import Config
-from ao_core.report import size_text
+from ao_core.config import Config, config_to_dict
+from ao_core.report import Report, size_text
 from ao_core.targets import Decision
 from ao_core.tensor.saving import Checkpoint, Entry
 from ao_core.tensor.saving.names import MODEL, FileNames, names_of_files
 from ao_core.tensor.saving.write import natural
 
-__all__ = ["SLACK", "Calibration", "Job", "Step"]
+__all__ = ["SLACK", "Calibration", "Job", "Preparing", "Step"]
 
 #: memory beyond twice the largest tensor: rows in work, small tensors that wait, buffers of files
 SLACK = 256 * 10**6
@@ -72,6 +72,23 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """Transforms of a model, which come before its weights are quantized."""
+
+    #: all that was asked for
+    configs: tuple[Config, ...]
+    #: the transforms
+    before: tuple[Config, ...]
+    batches: tuple[Sample, ...]
+    #: a hash of the data
+    digest: str
+    #: bytes at most, beyond what the process has and what is mapped
+    peak_memory: int
+    #: that in words
+    memory: str
+
+
+@dataclass(frozen=True)
 class Job:
     """A checkpoint, a configuration, and what follows from them."""
 
@@ -89,6 +106,31 @@ class Job:
     calibration: Calibration | None = None
     #: how the data was drawn of a file, for the lock; empty: it was given as batches
     drawn: Mapping[str, Any] = field(default_factory=dict)
+    #: what is done to the model before; None: nothing
+    preparing: Preparing | None = None
+    #: the job of which this is what is left, once the model is transformed, and reports on that
+    origin: Job | None = None
+    before: tuple[Report, ...] = ()
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """What was asked for."""
+        return (self.config,) if self.preparing is None else self.preparing.configs
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, in the form of `config_to_dict`; of several those of all."""
+        if self.origin is not None:
+            return self.origin.asked
+        each = [config_to_dict(config) for config in self.configs]
+        return each[0] if len(each) == 1 else {SEQUENCE: each}
+
+    @property
+    def digest(self) -> str:
+        """A hash of the data; empty: there are none."""
+        if self.preparing is not None:
+            return self.preparing.digest
+        return "" if self.calibration is None else self.calibration.digest
 
     @property
     def names(self) -> FileNames:
@@ -110,9 +152,10 @@ class Job:
     @property
     def peak_memory(self) -> int:
         """Bytes of memory that the work takes at most, beyond what the process has before it."""
+        most = self._tensor_memory
         if self.calibration is not None:
-            return max(self.calibration.peak_memory, self._tensor_memory)
-        return self._tensor_memory
+            most = max(most, self.calibration.peak_memory)
+        return most if self.preparing is None else max(most, self.preparing.peak_memory)
 
     @property
     def _tensor_memory(self) -> int:
@@ -120,6 +163,8 @@ class Job:
 
     def memory_text(self) -> str:
         """That in words."""
+        if self.preparing is not None:
+            return f"{self.preparing.memory}; then {replace(self, preparing=None).memory_text()}"
         if self.calibration is not None:
             return self.calibration.memory
         of = (

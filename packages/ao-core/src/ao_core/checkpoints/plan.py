@@ -16,7 +16,7 @@ from ao_core.checkpoints.convert import kept_record, planned, quantized_record, 
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
 from ao_core.checkpoints.job import Job, Step
-from ao_core.config import ConfigLike, config_to_dict
+from ao_core.config import ConfigLike
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord, Report, aligned, size_text
 from ao_core.report.text import names, shape_text
@@ -77,7 +77,7 @@ class CheckpointPlan:
 @checked_but("data")
 def plan_checkpoint(
     src: str | os.PathLike[str],
-    config: ConfigLike,
+    config: ConfigLike | Sequence[ConfigLike],
     *,
     data: Data | None = None,
     include: Sequence[str] = (),
@@ -98,7 +98,7 @@ def plan_of(job: Job) -> CheckpointPlan:
     """The plan of a job."""
     source = job.checkpoint.path
     return CheckpointPlan(
-        report=Report(config_to_dict(job.config), tuple(map(_record, job.steps))),
+        report=Report(job.asked, tuple(map(_record, job.steps))),
         dtypes={s.fqn: str(s.entry.dtype).removeprefix("torch.") for s in job.steps},
         peak_memory=job.peak_memory,
         memory=job.memory_text(),

@@ -13,7 +13,6 @@ from ao_core.calibration.inputs import Data
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.run import run
-from ao_core.config import resolve_config
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress
 from ao_core.tensor.saving.checkpoint import open_checkpoint
@@ -71,10 +70,9 @@ def replay_checkpoint(
                 first = first_difference(known.source, tensor_hashes(job.checkpoint))
                 if first:
                     return Replayed(f"in SRC, {first}", notes)
-            digest = "" if job.calibration is None else job.calibration.digest
-            if digest != step.data:
+            if job.digest != step.data:
                 first = (
-                    f"the calibration data are others: their hash is {digest}, and was {step.data}"
+                    f"the calibration data are others: their hash is {job.digest}, and was {step.data}"
                 )
                 return Replayed(first, notes)
             place = target if last else Path(folders.enter_context(_next_to(target)))
@@ -93,11 +91,8 @@ def _next_to(target: Path) -> TemporaryDirectory[str]:
 
 def _check(lock: Lock, data: Data | None) -> None:
     """Raise `ConfigError` unless files and the data are enough."""
-    if not lock.steps or any("sequence" in step.config for step in lock.steps):
-        raise ConfigError(
-            f"lock: {len(lock.steps)} quantizations led to it, which cannot be replayed from files: those of "
-            "a single configuration each can. Load the model and call quantize_ with each of them"
-        )
+    if not lock.steps:
+        raise ConfigError("lock: no quantization led to it, so there is nothing to replay")
     if any(step.data for step in lock.steps) and data is None:
         drawn = lock.options.get("data") or {}
         named = f", of the file {drawn['file']!r}" if "file" in drawn else ""
@@ -112,7 +107,7 @@ def _job(lock: Lock, step: Done, src: str | os.PathLike[str], data: Data | None)
         if name in lock.options
     }
     given = data if step.data or len(lock.steps) == 1 else None
-    return make_job(src, resolve_config(dict(step.config)), data=given, **options)
+    return make_job(src, dict(step.config), data=given, **options)
 
 
 def _other_versions(lock: Lock) -> tuple[str, ...]:

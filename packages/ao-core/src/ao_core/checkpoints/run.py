@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ao_core.arguments import checked_but
 from ao_core.calibration.inputs import Data
+from ao_core.calibration.needing import joined
 from ao_core.checkpoints.calibrated import calibrated
 from ao_core.checkpoints.calibration import unit_names
 from ao_core.checkpoints.convert import Converted
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
     WORK,
+    check_empty,
     check_names,
     check_target,
     copy_files,
@@ -29,11 +32,12 @@ from ao_core.checkpoints.folders import write_others
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
+from ao_core.checkpoints.preparing import prepared_job, remove
 from ao_core.checkpoints.progress import bar, check_progress
 from ao_core.checkpoints.state import ShardState, State, load_state, save_state
 from ao_core.checkpoints.work import delete, remove_work, working
 from ao_core.config import ConfigLike, config_to_dict
-from ao_core.errors import CheckpointError, ConfigError, QuantizationError
+from ao_core.errors import CheckpointError, ConfigError, GraphError, QuantizationError
 from ao_core.progress import Progress
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
@@ -50,7 +54,7 @@ _log = logging.getLogger("ao_core")
 def quantize_checkpoint(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
-    config: ConfigLike,
+    config: ConfigLike | Sequence[ConfigLike],
     *,
     data: Data | None = None,
     include: Sequence[str] = (),
@@ -70,7 +74,9 @@ def quantize_checkpoint(
     Args:
         src: a directory of safetensors files as Hugging Face has them, an index, or one file.
         dst: the directory to write; created where it does not exist.
-        config: a configuration, the name of a recipe, or a `FqnToConfig`.
+        config: a configuration, the name of a recipe, or a `FqnToConfig`; or a list of those of which the
+            last quantizes, and the others transform the model before. Then the transformed model is written
+            next to the result until that is complete, which takes as much room again.
         data: as for `quantize_`, for configurations that need calibration data. The model must be one that a
             library knows, as ao-hf knows those of transformers. Its blocks are brought to memory one at a
             time, run on the data, quantized, written and freed.
@@ -114,6 +120,9 @@ def run(
     _log.info("quantize_checkpoint: %s", job.memory_text())
     new = not target.exists()
     try:
+        if job.preparing is not None:
+            title = title or source.name
+            return _transformed(job, target, overwrite=overwrite, progress=progress, title=title)
         with working(target, job, overwrite) as (work, state):
             try:
                 return _finish(job, target, work, state, progress, title)
@@ -131,6 +140,19 @@ def run(
         if new:
             with suppress(OSError):  # it is not empty
                 target.rmdir()
+
+
+def _transformed(job: Job, target: Path, *, overwrite: bool, **options: Any) -> Report:
+    """Do a job whose model is transformed first."""
+    if not overwrite and not os.path.lexists(target / WORK):
+        check_empty(target)
+    try:
+        report = run(prepared_job(job, target), target, overwrite=overwrite, **options)
+    except (ConfigError, GraphError, QuantizationError):
+        remove(target)  # the same command can only fail again
+        raise
+    remove(target)
+    return report
 
 
 def _finish(
@@ -278,9 +300,11 @@ def _divided(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ..
     opened = [open_piece(piece_path(work, number)) for number in range(len(pieces))]
     records = tuple(record for piece in opened for record in piece.report)
     text = next((piece.report.calibration for piece in opened if piece.report.calibration), "")
-    report = Report(config_to_dict(job.config), records, text).to_json()
+    report = Report(config_to_dict(job.config), records, text)
+    configs = [job.config] if job.origin is None else job.origin.configs
+    made = joined(configs, job.before, [report]).to_json()
     shards = shards_of(opened, job.max_shard_size)
-    state = replace(state, shards=shards, report=report)
+    state = replace(state, shards=shards, report=made)
     save_state(work, state)
     return state
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from ao_core.__about__ import __version__
 from ao_core.checkpoints.job import Job
-from ao_core.config import config_to_dict
 from ao_core.errors import CheckpointError
 from ao_core.schema import (
     ANY,
@@ -88,7 +87,7 @@ class State:
 
 def job_id(job: Job) -> dict[str, Any]:
     """All that the bytes of the result depend on; values are ready for JSON."""
-    config = config_to_dict(job.config)
+    config = job.asked
     stats = {file.name: file.stat() for file in job.checkpoint.files}
     return {
         "versions": _versions(config),
@@ -97,7 +96,7 @@ def job_id(job: Job) -> dict[str, Any]:
         "exclude": list(job.exclude),
         "max_shard_size": job.max_shard_size,
         "modules": job.modules,
-        "data": job.calibration.digest if job.calibration is not None else "",
+        "data": (job.origin or job).digest,
         "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
     }
 
@@ -112,6 +111,9 @@ def _versions(config: Any) -> dict[str, str]:
             except distributions.PackageNotFoundError:
                 found[dist] = ""
         for value in config.values():
+            found |= _versions(value)
+    if isinstance(config, list):
+        for value in config:
             found |= _versions(value)
     return found
 

@@ -69,12 +69,12 @@ def quantize(
     from ao_core.checkpoints.plan import plan_of
     from ao_core.checkpoints.run import run
     from ao_core.cli.data import batches_of_option, drawn
-    from ao_core.cli.settings import load_config
+    from ao_core.cli.settings import load_configs
 
     if report is not None:
         _check_report(report)
     found = find(source)
-    chosen = load_config(config, set_)
+    chosen = load_configs(config, set_)
     batches = batches_of_option(found, data, tokens=tokens, window=window, seed=seed)
     job = make_job(
         found,

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ao_core.calibration.needing import resolved
 from ao_core.config import (
     Config,
     FqnToConfig,
@@ -18,7 +19,7 @@ from ao_core.discovery import did_you_mean
 from ao_core.errors import ConfigError
 from ao_core.regular_files import read_text
 
-__all__ = ["load_config", "parse_value"]
+__all__ = ["load_config", "load_configs", "parse_value"]
 
 _READERS = {".json": config_from_json, ".yaml": config_from_yaml, ".yml": config_from_yaml}
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -42,6 +43,20 @@ def load_config(name: str, settings: list[str]) -> Config:
     if settings and isinstance(config, FqnToConfig):
         raise ConfigError(f"--set has no effect on {name}, which has a configuration for each name")
     return replace(config, **dict(_setting(text, type(config)) for text in settings))
+
+
+def load_configs(name: str, settings: list[str]) -> list[Config]:
+    """The same, or the configurations of a stack's name, such as "rotate+gptq/int4".
+
+    Raises:
+        UnknownNameError: as of `load_config`.
+        ConfigError: likewise.
+    """
+    if Path(name).suffix not in _READERS and len(found := resolved(name)) > 1:
+        if settings:
+            raise ConfigError(f"--set has no effect on {name}, which is {len(found)} configurations")
+        return found
+    return [load_config(name, settings)]
 
 
 def _setting(text: str, config_type: type[Config]) -> tuple[str, Any]:

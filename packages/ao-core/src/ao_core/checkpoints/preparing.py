@@ -1,0 +1,230 @@
+"""Transforms of a model that is in files: what they change is written as a checkpoint, which is quantized.
+
+The files are mapped into memory, and so is what is made of them, so that the machine holds no more than it
+has room for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ao_core.checkpoints.calibration import calibration_of
+from ao_core.checkpoints.decide import chosen_of, job_of
+from ao_core.checkpoints.files import PREPARED, copied_files
+from ao_core.checkpoints.folders import model_of, write_untied
+from ao_core.checkpoints.job import Calibration, Job
+from ao_core.checkpoints.state import job_id, write_whole
+from ao_core.errors import CheckpointError
+from ao_core.folder_records import FolderModel
+from ao_core.mapped import mapped_from, spilling
+from ao_core.preparing import changes, prepared, prepared_report
+from ao_core.report import Report
+from ao_core.schema import ANY, TEXT, Fields, Items, SchemaError, Table
+from ao_core.steps import STEP_FIELDS, Step
+from ao_core.targets import Decision
+from ao_core.tensor.chosen_steps import ChosenSteps
+from ao_core.tensor.saving import Checkpoint, open_checkpoint
+from ao_core.tensor.saving.files import read_json
+from ao_core.tensor.saving.header import header_of
+from ao_core.tensor.saving.shards import checksum, places_of, store, write_shard
+
+__all__ = ["prepared_job", "remove"]
+
+#: what says that it is complete, and the tensors of input steps that were chosen
+_DONE, _STEPS = ".prepared.json", ".steps.safetensors"
+_FIELDS = Fields(
+    {
+        "job": Table(ANY),
+        "reports": Items(TEXT),
+        "steps": Table(Items(STEP_FIELDS)),
+    }
+)
+
+
+def prepared_job(job: Job, target: Path) -> Job:
+    """The job of quantizing what the transforms of a job make of its checkpoint.
+
+    That is made in a folder of the target, unless an earlier run has.
+
+    Raises:
+        ConfigError: the model is not known, or cannot be transformed.
+        OSError: it cannot be written.
+    """
+    folder, identity = target / PREPARED, job_id(job)
+    done = _done(folder)
+    if done is None or done["job"] != identity:
+        remove(target)
+        folder.mkdir(parents=True)
+        _make(job, folder, identity)
+        done = _done(folder)
+        assert done is not None
+    tensors = open_checkpoint(folder / _STEPS)
+    steps = {
+        name: _read_steps(tensors, name, [Step(**each) for each in made])
+        for name, made in done["steps"].items()
+    }
+    preparing = job.preparing
+    assert preparing is not None
+    batches = None if job.calibration is None else preparing.batches
+    new = job_of(
+        folder, job.config, batches, job.max_shard_size, job.include, job.exclude, steps
+    )
+    before = tuple(map(Report.from_json, done["reports"]))
+    return replace(new, origin=job, before=before, drawn=job.drawn)
+
+
+def remove(target: Path) -> None:
+    """Remove the folder."""
+    if (target / PREPARED).is_dir():
+        shutil.rmtree(target / PREPARED)
+
+
+def _done(folder: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = read_json(folder / _DONE, _FIELDS, "prepared")
+    except (CheckpointError, SchemaError):
+        return None
+    return found
+
+
+def _make(job: Job, folder: Path, identity: Mapping[str, Any]) -> None:
+    """Transform the model of a checkpoint, and write it."""
+    preparing, checkpoint = job.preparing, job.checkpoint
+    assert preparing is not None
+    known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
+    assert isinstance(known, FolderModel)
+    chosen = chosen_of(known, job.config, job.include, job.exclude)
+    calibration = calibration_of(known, checkpoint, chosen, job.steps, preparing.batches)
+    _map(calibration, checkpoint)
+    model = calibration.model
+
+    def decided(there: nn.Module, config: Any) -> Sequence[Decision]:
+        return chosen_of(replace(known, model=there), config, job.include, job.exclude)
+
+    steps: dict[str, ChosenSteps] = {}
+    reports: list[Report] = []
+    with spilling(folder):
+        for config in preparing.before:
+            now, notes = prepared(model, config, [job.config], decided, preparing.batches, steps)
+            changed = {name for names, _, _ in changes(model, now) for name in names}
+            reports.append(prepared_report(now, config, changed, notes))
+            model = now
+        files = {name: file for file, name in reversed(known.names.items())}
+        tensors, untied = _tensors(job, known.names, model)
+        _write(folder / job.names.single, {**tensors, **untied}, _ties(checkpoint, known, model))
+    for file in copied_files(checkpoint.path):
+        shutil.copyfile(file, folder / file.name)
+    if untied:
+        write_untied(checkpoint.path, folder)
+    _write(folder / _STEPS, _step_tensors(steps), {})
+    made = {
+        "job": dict(identity),
+        "reports": [_in_files(report, files).to_json() for report in reports],
+        "steps": {
+            name: [{"kind": step.kind, "block": step.block} for step in each.steps]
+            for name, each in steps.items()
+        },
+    }
+    write_whole(folder / _DONE, json.dumps(made).encode())
+
+
+def _map(calibration: Calibration, checkpoint: Checkpoint) -> None:
+    """Give the model the tensors of the files, none of which is read by that."""
+    calibration.fill_buffers()  # while parameters are on the meta device: it gives these values, too
+    for entry in calibration.decisions:
+        value = _mapped(checkpoint, calibration.homes[entry.fqn].entry.fqn)
+        parameter = nn.Parameter(value, requires_grad=False)
+        for owner in entry.owners:
+            owner.module._parameters[owner.name] = parameter
+    for name, tensor in calibration.buffers.items():
+        place, _, leaf = name.rpartition(".")
+        calibration.model.get_submodule(place)._buffers[leaf] = checkpoint.read(tensor)
+
+
+def _mapped(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A parameter of the files; a quantized one is read."""
+    if name in checkpoint.records:
+        return checkpoint.load(name)
+    slot = checkpoint.slots[name]
+    place = places_of(slot.path)[1][name]
+    found = None
+    if slot.nbytes and place.end - place.start == slot.nbytes:
+        found = mapped_from(slot.path, place.start, slot.dtype, slot.shape)
+    return checkpoint.read(name) if found is None else found
+
+
+def _tensors(
+    job: Job, names: Mapping[str, str], model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The plain tensors of the files as the model has them, and parameters that are in none of them any more.
+
+    These were tied, and are not now. They are called as in the model.
+    """
+    now = _now(model)
+    found: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for step in job.steps:
+        own = now.get(names.get(step.entry.fqn, ""))
+        if own is None or tuple(own.shape) != step.entry.shape or step.entry.spec is not None:
+            found |= {leaf: job.checkpoint.read(leaf) for leaf in step.entry.leaves}
+        else:
+            found[step.entry.fqn] = own.detach()
+            written.add(id(own))
+    parameters = model.named_parameters()
+    return found, {name: p.detach() for name, p in parameters if id(p) not in written}
+
+
+def _now(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+    }
+
+
+def _ties(checkpoint: Checkpoint, known: FolderModel, model: nn.Module) -> dict[str, str]:
+    """The names in the files that still stand for the tensor of another name."""
+    now, names = _now(model), known.names
+    return {
+        name: owner
+        for name, owner in checkpoint.ties.items()
+        if now.get(names.get(name, "")) is now.get(names.get(owner, ""))
+    }
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
+    stored, raw = store(tensors)
+    crcs = {name: checksum(tensor) for name, tensor in stored.items()}
+    write_shard(path, stored, header_of({}, dict(ties), raw, crcs))
+
+
+def _step_tensors(steps: Mapping[str, ChosenSteps]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, each in steps.items():
+        if each.in_scale is not None:
+            found[f"{name}.in_scale"] = each.in_scale
+        for place, part in enumerate(each.low_rank or ()):
+            found[f"{name}.low_rank.{place}"] = part
+    return found
+
+
+def _read_steps(tensors: Checkpoint, name: str, steps: Sequence[Step]) -> ChosenSteps:
+    def read(leaf: str) -> Tensor | None:
+        return tensors.read(leaf) if leaf in tensors.slots else None
+
+    pair = [read(f"{name}.low_rank.{place}") for place in range(2)]
+    b, a = pair
+    low_rank = None if b is None or a is None else (b, a)
+    return ChosenSteps(tuple(steps), read(f"{name}.in_scale"), low_rank)
+
+
+def _in_files(report: Report, files: Mapping[str, str]) -> Report:
+    """A report by the names that tensors have in the files."""
+    records = [replace(each, fqn=files.get(each.fqn, each.fqn)) for each in report.records]
+    return replace(report, records=tuple(records))
