@@ -112,6 +112,10 @@ def test_it_comes_before_what_quantizes(trained: bool) -> None:
     assert (kept is made[0].weight) is False
     assert {r.fqn: r.note for r in report}["0.weight"] == "doubled"
     assert [r["name"] for r in report.config["sequence"]] == ["doubling", "weight_only"]
+    # the configuration of a report stands for those that were given
+    again = model().requires_grad_(trained)
+    assert quantize_(again, report.config, data=data()).config == report.config
+    assert all(map(torch.equal, made.state_dict().values(), again.state_dict().values()))
 
 
 def test_alone_it_changes_the_model_and_says_so() -> None:

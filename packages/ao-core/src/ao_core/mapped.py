@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from tempfile import mkstemp
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["mapped_from", "spilled", "spilling"]
+__all__ = ["give_back", "mapped_from", "spilled", "spilling"]
 
 #: bytes of a tensor that is worth a file
 _LEAST = 1 << 20
@@ -47,10 +51,14 @@ def spilled(tensor: Tensor) -> Tensor:
             path.unlink()
     found = torch.empty(0, dtype=tensor.dtype)
     found.set_(storage, 0, tensor.shape)  # type: ignore[call-overload]
-    return found.copy_(tensor.detach())
+    found.copy_(tensor.detach())
+    give_back()  # what was freed of the tensors before
+    return found
 
 
-def mapped_from(path: Path, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+def mapped_from(
+    path: Path, start: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor | None:
     """A tensor of the bytes of a file from `start` on; None where it is not aligned to its elements.
 
     Nothing is read before it is used. What is written to it does not come into the file.
@@ -61,3 +69,19 @@ def mapped_from(path: Path, start: int, dtype: torch.dtype, shape: tuple[int, ..
     found = torch.empty(0, dtype=dtype)
     found.set_(storage, start // dtype.itemsize, shape)  # type: ignore[call-overload]
     return found
+
+
+def give_back() -> None:
+    """Return to the system what was freed, where the C library keeps it for later.
+
+    glibc takes tensors below 32 MiB from its heap. What is needed for a moment lies between tensors that
+    stay, so the heap grows by more than these. Other C libraries have no such call, and need none.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

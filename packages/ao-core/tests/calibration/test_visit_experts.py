@@ -58,6 +58,44 @@ def test_experts_that_only_some_batches_reach() -> None:
     assert set(nothing.unseen.values()) == {"the calibration data never reached it"}
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+def test_one_run_for_all_where_nothing_is_rewritten(blocks: bool) -> None:
+    """Statistics are those of each weight by itself, of one block at a time where there are blocks."""
+    layers = [nn.Linear(5, 5) for _ in range(3)]
+    model = nn.Sequential(*layers) if blocks else Chained(*layers)
+    entries = [entry for entry in decide(model, Config(), None) if entry.config is not None]
+    data, runs = batches_of([torch.randn(3, 5), torch.randn(2, 5)], "a test"), [0]
+    seen: dict[str, Tensor] = {}
+
+    def take(group) -> None:
+        seen.update({entry.fqn: inputs.statistics[0]["squares"] for entry, inputs in group})
+
+    hook = layers[0].register_forward_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
+    options = {"driver": "once", "before": take}
+    found = visit(model, data, entries, lambda _: (SQUARES,), lambda entry, inputs: None, **options)
+    hook.remove()
+    assert found.driver == ("blocks" if blocks else "once")
+    assert not found.values
+    assert runs[0] <= (
+        8 if blocks else 4
+    )  # a trace, proofs and the statistics, for any number of weights
+    x = torch.cat(list(data))
+    for entry, layer in zip(entries, layers, strict=True):
+        assert torch.allclose(seen[entry.fqn], x.double().square().sum(0), rtol=1e-6)
+        x = layer(x).detach()
+
+
+class Chained(nn.Module):
+    """Layers one after the other that are in no list."""
+
+    def __init__(self, one: nn.Module, two: nn.Module, three: nn.Module) -> None:
+        super().__init__()
+        self.one, self.two, self.three = one, two, three
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.three(self.two(self.one(x)))
+
+
 def test_arguments() -> None:
     model, data = nn.Sequential(nn.Linear(5, 5)), [torch.randn(3, 5)]
     with pytest.raises(ConfigError, match="driver='block'"):

@@ -136,7 +136,7 @@ def test_a_lock_that_is_none(change, message, tmp_path):
 
 def test_what_cannot_be_replayed(source, tmp_path):
     save_model(model(), tmp_path / "dense")
-    with pytest.raises(ConfigError, match="0 quantizations led to it"):
+    with pytest.raises(ConfigError, match="no quantization led to it"):
         replay_checkpoint(tmp_path / "dense", source, tmp_path / "out")
     with pytest.raises(CheckpointError, match="is missing"):
         replay_checkpoint(tmp_path / "none", source, tmp_path / "out")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +10,7 @@ from ao_core import QTensor
 from ao_core.ext import checked
 from ao_core.ext.saving import describe
 
-__all__ = ["give_back", "memory_footprint", "show_stored"]
+__all__ = ["memory_footprint", "show_stored"]
 
 
 @checked
@@ -33,22 +30,6 @@ def _bytes(tensor: Tensor) -> int:
         return 0
     data: Any = tensor
     return data.stored_bytes if isinstance(data, QTensor) else data.nbytes
-
-
-def give_back() -> None:
-    """Return to the system what was freed, where the C library keeps it for later.
-
-    glibc takes tensors below 32 MiB from its heap. What quantizing needs for a moment lies between weights
-    that stay, so the heap grows by more than these. Other C libraries have no such call, and need none.
-    """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@lru_cache(maxsize=1)
-def _trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class _Footprint:

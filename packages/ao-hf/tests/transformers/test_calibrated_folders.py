@@ -25,7 +25,6 @@ from ao_quant import (
     Int8StaticActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     QronosConfig,
-    SmoothQuantConfig,
     quantize_checkpoint,
 )
 
@@ -192,7 +191,6 @@ def test_what_cannot_be_calibrated_from_files(folder, tmp_path, monkeypatch) -> 
     static = Int8StaticActivationInt8WeightConfig()
     mixed = FqnToConfig({r"re:.*down_proj": static, "*": GPTQ})
     assert "see different inputs" in refused(mixed, batches())
-    assert "changes the model as a whole" in refused(SmoothQuantConfig(), batches())
     plain = tmp_path / "plain"
     save_file({"layer.weight": torch.randn(8, 8)}, _made(plain) / "model.safetensors")
     assert "the model must be run, and it is not known" in refused(data=batches(), source=plain)

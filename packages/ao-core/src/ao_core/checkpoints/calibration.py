@@ -201,7 +201,9 @@ def transform_memory(calibration: Calibration) -> tuple[int, str]:
     largest = max((e.tensor.numel() for e in calibration.decisions), default=0)
     rows = [rows_of([batch]) for batch in calibration.batches]
     width = max((_columns(entry) for entry in weights), default=0)
-    widest = max((e.tensor.shape[0] for e in calibration.decisions if e.tensor.dim() > 1), default=0)
+    widest = max(
+        (e.tensor.shape[0] for e in calibration.decisions if e.tensor.dim() > 1), default=0
+    )
     # in float64: a tensor, what becomes of it, and what that is computed from
     tensor = 3 * 8 * largest
     matrices = _MATRICES * 8 * width**2

@@ -96,9 +96,7 @@ def job_of(
     known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
     if isinstance(known, FolderModel):
         modules = f"those of {known.title}"
-        chosen = list(
-            with_steps(chosen_of(known, config, include, exclude), chosen_steps or {})
-        )
+        chosen = list(with_steps(chosen_of(known, config, include, exclude), chosen_steps or {}))
     else:
         modules = f"guessed from the names of tensors: {known}"
         plans = decide(make_skeleton(checkpoint), config, _filter_of(include))

@@ -21,6 +21,7 @@ from ao_core.checkpoints.files import PREPARED, copied_files
 from ao_core.checkpoints.folders import model_of, write_untied
 from ao_core.checkpoints.job import Calibration, Job
 from ao_core.checkpoints.state import job_id, write_whole
+from ao_core.checkpoints.work import other_run
 from ao_core.errors import CheckpointError
 from ao_core.folder_records import FolderModel
 from ao_core.mapped import mapped_from, spilling
@@ -35,7 +36,7 @@ from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.shards import checksum, places_of, store, write_shard
 
-__all__ = ["prepared_job", "remove"]
+__all__ = ["check_prepared", "prepared_job", "remove"]
 
 #: what says that it is complete, and the tensors of input steps that were chosen
 _DONE, _STEPS = ".prepared.json", ".steps.safetensors"
@@ -73,11 +74,16 @@ def prepared_job(job: Job, target: Path) -> Job:
     preparing = job.preparing
     assert preparing is not None
     batches = None if job.calibration is None else preparing.batches
-    new = job_of(
-        folder, job.config, batches, job.max_shard_size, job.include, job.exclude, steps
-    )
+    new = job_of(folder, job.config, batches, job.max_shard_size, job.include, job.exclude, steps)
     before = tuple(map(Report.from_json, done["reports"]))
     return replace(new, origin=job, before=before, drawn=job.drawn)
+
+
+def check_prepared(job: Job, target: Path) -> None:
+    """Raise `ConfigError` where a run of another job has left its folder."""
+    done, identity = _done(target / PREPARED), job_id(job)
+    if done is not None and done["job"] != identity:
+        raise other_run(target, done["job"], identity)
 
 
 def remove(target: Path) -> None:

@@ -71,9 +71,7 @@ def replay_checkpoint(
                 if first:
                     return Replayed(f"in SRC, {first}", notes)
             if job.digest != step.data:
-                first = (
-                    f"the calibration data are others: their hash is {job.digest}, and was {step.data}"
-                )
+                first = f"the calibration data are others: their hash is {job.digest}, and was {step.data}"
                 return Replayed(first, notes)
             place = target if last else Path(folders.enter_context(_next_to(target)))
             run(job, place, progress=progress)

@@ -32,7 +32,7 @@ from ao_core.checkpoints.folders import write_others
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
-from ao_core.checkpoints.preparing import prepared_job, remove
+from ao_core.checkpoints.preparing import check_prepared, prepared_job, remove
 from ao_core.checkpoints.progress import bar, check_progress
 from ao_core.checkpoints.state import ShardState, State, load_state, save_state
 from ao_core.checkpoints.work import delete, remove_work, working
@@ -144,8 +144,10 @@ def run(
 
 def _transformed(job: Job, target: Path, *, overwrite: bool, **options: Any) -> Report:
     """Do a job whose model is transformed first."""
-    if not overwrite and not os.path.lexists(target / WORK):
-        check_empty(target)
+    if not overwrite:
+        check_prepared(job, target)
+        if not os.path.lexists(target / WORK):
+            check_empty(target)
     try:
         report = run(prepared_job(job, target), target, overwrite=overwrite, **options)
     except (ConfigError, GraphError, QuantizationError):

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import make_dirs
 
-__all__ = ["delete", "remove_work", "working"]
+__all__ = ["delete", "other_run", "remove_work", "working"]
 
 _LOCK = "lock"
 #: how often a lock is tried that another process removes meanwhile, and seconds in between
@@ -74,8 +74,13 @@ def _resumed(
     if state is None:
         check_empty(target)
         return None
-    other = " and ".join(key for key in identity if state.job.get(key) != identity[key])
-    raise ConfigError(
+    raise other_run(target, state.job, identity)
+
+
+def other_run(target: Path, there: Mapping[str, object], job: Mapping[str, object]) -> ConfigError:
+    """The error of a job where another one has begun; both by what they depend on."""
+    other = " and ".join(key for key in job if there.get(key) != job[key])
+    return ConfigError(
         f"DST {target} has an unfinished run with another {other}; repeat that command to finish it, or "
         "pass --overwrite (overwrite=True) to begin anew"
     )

@@ -54,7 +54,9 @@ def load_configs(name: str, settings: list[str]) -> list[Config]:
     """
     if Path(name).suffix not in _READERS and len(found := resolved(name)) > 1:
         if settings:
-            raise ConfigError(f"--set has no effect on {name}, which is {len(found)} configurations")
+            raise ConfigError(
+                f"--set has no effect on {name}, which is {len(found)} configurations"
+            )
         return found
     return [load_config(name, settings)]
 

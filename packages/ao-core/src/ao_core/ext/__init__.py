@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         unlike,
     )
     from ao_core.layouts.base import make_parts
+    from ao_core.mapped import give_back
     from ao_core.plugins import plugins, problems
     from ao_core.registry import registry
     from ao_core.spec import BLOCKSIZE, NO_SCALE, ROW, SCALE_DTYPES, TENSOR, blocksize_of
@@ -136,6 +137,7 @@ _MODULES = {
     "forms_of": "ao_core.layouts",
     "grid_axes": "ao_core.layouts",
     "hadamard": "ao_core.tensor.rotation",
+    "give_back": "ao_core.mapped",
     "hadamard_step": "ao_core.steps",
     "low_rank_step": "ao_core.steps",
     "is_conv": "ao_core.weights",
@@ -207,6 +209,7 @@ __all__ = [
     "fake_quantize",
     "float_name",
     "forms_of",
+    "give_back",
     "grid_axes",
     "hadamard",
     "hadamard_step",

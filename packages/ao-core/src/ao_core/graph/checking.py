@@ -18,7 +18,7 @@ from ao_core.mapped import spilled
 __all__ = ["Transform", "outputs", "prove", "proven", "relative_difference"]
 
 #: elements that are compared at a time
-_PART = 1 << 22
+_PART = 1 << 20
 
 #: new values of some tensors of a model, from all of them by name; a pure function
 Transform: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -52,7 +52,8 @@ def relative_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> 
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.detach().reshape(-1).split(_PART)
+    parts: tuple[Tensor, ...] = tensor.detach().reshape(-1).split(_PART)
+    return parts
 
 
 def prove(

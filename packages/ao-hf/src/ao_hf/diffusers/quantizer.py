@@ -10,7 +10,7 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from torch import Tensor, nn
 
 from ao_core import QTensor, Report, dequantize_
-from ao_core.ext import STOCHASTIC, ConfigError, check_quantizable
+from ao_core.ext import STOCHASTIC, ConfigError, check_quantizable, give_back
 from ao_core.ext.quantizing import Decision, convert, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import state_dict_to_flat
@@ -19,7 +19,6 @@ from ao_hf.decisions import decisions_of, report_of, size_of
 from ao_hf.diffusers.devices import counted_as
 from ao_hf.diffusers.loading import Loading
 from ao_hf.diffusers.models import mark
-from ao_hf.memory import give_back
 
 __all__ = ["AoDiffusersQuantizer"]
 

@@ -25,11 +25,17 @@ from transformers.core_model_loading import (
 )
 
 from ao_core import QTensor
-from ao_core.ext import STOCHASTIC, CheckpointError, ConfigError, check_quantizable, repack
+from ao_core.ext import (
+    STOCHASTIC,
+    CheckpointError,
+    ConfigError,
+    check_quantizable,
+    give_back,
+    repack,
+)
 from ao_core.ext.quantizing import Decision, convert
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, rebuild, restore
-from ao_hf.memory import give_back
 from ao_hf.transformers.foreign import Foreign
 
 __all__ = ["Own", "QuantizeOnLoad", "loading_conversions"]
