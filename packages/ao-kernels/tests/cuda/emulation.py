@@ -71,8 +71,10 @@ def program(sanitize: str = "") -> Path:
     with alone_in(out):
         sources = dict.fromkeys(sorted(PACKAGE.glob("tests/cuda/*.cpp")), ())
         objects = compile_objects(compiler, sources, flags, out, 1)
-        link = [*compiler, *flags, *map(str, objects), "-pthread", "-o", str(out / "emulate")]
+        linked = out / "emulate.new"
+        link = [*compiler, *flags, *map(str, objects), "-pthread", "-o", str(linked)]
         subprocess.run(link, check=True)
+        linked.replace(out / "emulate")  # at once: another process may be about to run the one before
     return out / "emulate"
 
 
