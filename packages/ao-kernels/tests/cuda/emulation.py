@@ -74,7 +74,8 @@ def program(sanitize: str = "") -> Path:
         linked = out / "emulate.new"
         link = [*compiler, *flags, *map(str, objects), "-pthread", "-o", str(linked)]
         subprocess.run(link, check=True)
-        linked.replace(out / "emulate")  # at once: another process may be about to run the one before
+        # at once: another process may be about to run the one before
+        linked.replace(out / "emulate")
     return out / "emulate"
 
 
