@@ -37,8 +37,8 @@ CORE_LAYERS = (
     "(numerics) | (graph) | (progress)",
     "records : (folder_records) : (interchange_records) : (model_records)",
     (
-        "spec : errors : (arguments) : (caches) : (known) : (lazy) : (neutral) : (regular_files)"
-        " : (safe_globals) : (schema) : (steps)"
+        "spec : errors : (arguments) : (caches) : (known) : (lazy) : (mapped) : (neutral)"
+        " : (regular_files) : (safe_globals) : (schema) : (steps)"
     ),
 )
 # --8<-- [end:layers]

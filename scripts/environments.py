@@ -10,6 +10,7 @@ import sys
 import tarfile
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import nox
 from packaging.requirements import Requirement
@@ -151,8 +152,10 @@ def run_benchmarks(env: Environment, scripts: list[Path], *options: str) -> None
 def without_sources(built: Path, package: str) -> Path:
     """The folder of a package's sdist in `built`, unpacked: what is left of it can only import the wheel."""
     (sdist,) = built.glob(f"{package.replace('-', '_')}-*.tar.gz")
+    # an archive that was just built here; Python before 3.11.4 has no filters
+    safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with tarfile.open(sdist) as archive:
-        archive.extractall(built, filter="data")
+        archive.extractall(built, **safe)
     source = built / sdist.name.removesuffix(".tar.gz")
     shutil.rmtree(source / "src")
     return source
