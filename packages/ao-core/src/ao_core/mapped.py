@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any
@@ -59,16 +61,19 @@ def spilled(tensor: Tensor) -> Tensor:
 def mapped_from(
     path: Path, start: int, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor | None:
-    """A tensor of the bytes of a file from `start` on; None where it is not aligned to its elements.
+    """A tensor of the bytes of a file from `start` on; None where it is empty or not aligned to its elements.
 
     Nothing is read before it is used. What is written to it does not come into the file.
     """
-    if start % dtype.itemsize:
+    count = prod(shape)
+    if not count or start % dtype.itemsize:
         return None
-    storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
-    found = torch.empty(0, dtype=dtype)
-    found.set_(storage, start // dtype.itemsize, shape)  # type: ignore[call-overload]
-    return found
+    # its own pages alone: a system may refuse to map more at once than it has memory
+    page = start - start % mmap.ALLOCATIONGRANULARITY
+    length = start - page + count * dtype.itemsize
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=page)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start - page).view(shape)
 
 
 def give_back() -> None:

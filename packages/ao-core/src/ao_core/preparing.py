@@ -24,7 +24,7 @@ from ao_core.tensor import QTensor
 from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.identity import become
 
-__all__ = ["Stage", "changes", "prepare", "prepared", "prepared_report", "stages", "with_steps"]
+__all__ = ["Stage", "changes", "prepare", "prepared_report", "put_in", "stages", "with_steps"]
 
 
 #: (model, configuration) -> a decision on each parameter
@@ -99,39 +99,18 @@ def prepare(
     decided: Decided,
     batches: Sequence[Sample],
     steps: dict[str, ChosenSteps],
-    undo: list[Undo],
-) -> Report:
-    """Transform a dense model, and note input steps of its weights for what quantizes them later.
+) -> tuple[nn.Module, dict[str, list[str]]]:
+    """What transforms make of a dense model, which stays as it is, and notes on its parameters.
+
+    Input steps of its weights are noted, too, for what quantizes them later.
 
     Args:
-        model: changed in place, once all of it is found.
+        model: to be transformed.
         config: of a `ModelTransform`, or a `FqnToConfig` of such.
         later: what quantizes the weights.
         decided: which parameters a configuration is for.
         batches: of data.
         steps: by weight, those chosen so far; gets more.
-        undo: gets what takes it all back.
-
-    Raises:
-        QuantizationError: a weight is quantized already.
-    """
-    now, notes = prepared(model, config, later, decided, batches, steps)
-    changed: set[str] = set()
-    for names, old, value in list(changes(model, now)):
-        changed.update(names)
-        _install(model, names, old, value, undo)
-    return prepared_report(model, config, changed, notes)
-
-
-def prepared(
-    model: nn.Module,
-    config: Config,
-    later: Sequence[Config],
-    decided: Decided,
-    batches: Sequence[Sample],
-    steps: dict[str, ChosenSteps],
-) -> tuple[nn.Module, dict[str, list[str]]]:
-    """What `prepare` makes of a model, which stays as it is, and notes on its parameters.
 
     Raises:
         QuantizationError: a weight is quantized already.
@@ -149,6 +128,15 @@ def prepared(
         for name, note in made.notes.items():
             notes.setdefault(name, []).append(note)
     return now, notes
+
+
+def put_in(model: nn.Module, new: nn.Module, undo: list[Undo]) -> set[str]:
+    """Give a model the tensors of a copy of it; the names of those that changed. `undo` takes it all back."""
+    changed: set[str] = set()
+    for names, old, value in list(changes(model, new)):
+        changed.update(names)
+        _install(model, names, old, value, undo)
+    return changed
 
 
 def prepared_report(

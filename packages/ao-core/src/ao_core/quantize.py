@@ -37,7 +37,7 @@ from ao_core.outcome import (
     warn_of_nothing,
     warn_of_stale,
 )
-from ao_core.preparing import prepare, stages, with_steps
+from ao_core.preparing import prepare, prepared_report, put_in, stages, with_steps
 from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
@@ -127,8 +127,9 @@ def quantize_(
                 later = [other.config for other in todo[place:] if not other.prepares]
                 assert batches is not None and not isinstance(batches, Seen)  # noqa: PT018
                 with telling(batches):
-                    found = prepare(model, stage.config, later, decided, batches, steps, undo)
-                before.append(found)
+                    now, notes = prepare(model, stage.config, later, decided, batches, steps)
+                changed = put_in(model, now, undo)
+                before.append(prepared_report(model, stage.config, changed, notes))
                 continue
             each = stage.config
             decisions = with_steps(decided(model, each), steps)

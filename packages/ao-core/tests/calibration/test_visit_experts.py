@@ -60,7 +60,7 @@ def test_experts_that_only_some_batches_reach() -> None:
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_one_run_for_all_where_nothing_is_rewritten(blocks: bool) -> None:
-    """Statistics are those of each weight by itself, of one block at a time where there are blocks."""
+    """Each weight has the statistics of its own inputs; with blocks, one block's are held at a time."""
     layers = [nn.Linear(5, 5) for _ in range(3)]
     model = nn.Sequential(*layers) if blocks else Chained(*layers)
     entries = [entry for entry in decide(model, Config(), None) if entry.config is not None]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from calibrated_in_memory import batches, in_memory
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -31,27 +32,12 @@ from ao_quant import (
 GPTQ = GPTQConfig(Int4WeightOnlyConfig(32))
 
 
-def batches(count: int = 3) -> list[dict[str, object]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        {"input_ids": torch.randint(0, 96, (2, 24), generator=generator), "use_cache": False}
-        for _ in range(count)
-    ]
-
-
 @pytest.fixture
 def folder(tmp_path, llama) -> Path:
     """Three blocks in bfloat16, in two files."""
     model = llama(num_hidden_layers=3, tie_word_embeddings=False).bfloat16()
     model.save_pretrained(tmp_path / "src", max_shard_size="100KB")
     return tmp_path / "src"
-
-
-def in_memory(folder: Path, config: object, target: Path) -> Report:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    report = quantize_(model, config, data=batches())
-    save_model(model, target)
-    return report
 
 
 @pytest.mark.parametrize(
@@ -74,7 +60,7 @@ def in_memory(folder: Path, config: object, target: Path) -> Report:
 )
 @pytest.mark.filterwarnings("ignore:the inputs of")
 def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -> None:
-    expected = in_memory(folder, config, tmp_path / "memory")
+    _, expected = in_memory(folder, config, tmp_path / "memory")
     report = quantize_checkpoint(folder, tmp_path / "files", config, data=batches())
     made = tmp_path / "files" / "model.safetensors"
     assert made.read_bytes() == (tmp_path / "memory" / "model.safetensors").read_bytes()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from calibrated_in_memory import batches, in_memory
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from ao_core import (
     FqnToConfig,
-    quantize_,
     quantize_checkpoint,
     replay_checkpoint,
-    save_model,
 )
 from ao_core.cli.app import make_app
 from ao_core.ext import ConfigError
@@ -37,14 +37,6 @@ INT4 = Int4WeightOnlyConfig(32)
 ROTATED = [RotateConfig(), GPTQConfig(INT4)]
 
 
-def batches(count: int = 3) -> list[dict[str, object]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        {"input_ids": torch.randint(0, 96, (2, 24), generator=generator), "use_cache": False}
-        for _ in range(count)
-    ]
-
-
 @pytest.fixture
 def folder(tmp_path, llama, request) -> Path:
     """Three blocks in bfloat16 with gains of norms, in two files; tied where the test says so."""
@@ -56,13 +48,6 @@ def folder(tmp_path, llama, request) -> Path:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.bfloat16().save_pretrained(tmp_path / "src", max_shard_size="100KB")
     return tmp_path / "src"
-
-
-def in_memory(folder: Path, config: object, target: Path):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    report = quantize_(model, config, data=batches())
-    save_model(model, target)
-    return model, report
 
 
 def made(folder: Path) -> bytes:
@@ -113,12 +98,12 @@ def test_a_head_that_is_not_tied_any_more(folder, tmp_path) -> None:
 def test_interrupted_and_replayed(folder, tmp_path, monkeypatch) -> None:
     from ao_core.checkpoints import calibrated, preparing
 
-    prepared, transforms = preparing.prepared, [0]
+    prepare, transforms = preparing.prepare, [0]
     solve, solved, left = calibrated.solve, [0], [10**9]
 
     def counted(*args):
         transforms[0] += 1
-        return prepared(*args)
+        return prepare(*args)
 
     def stopping(*args) -> None:
         if solved[0] == left[0]:
@@ -131,7 +116,7 @@ def test_interrupted_and_replayed(folder, tmp_path, monkeypatch) -> None:
         quantize_checkpoint(folder, tmp_path / name, ROTATED, data=data or batches())
         return transforms[0], solved[0]
 
-    monkeypatch.setattr(preparing, "prepared", counted)
+    monkeypatch.setattr(preparing, "prepare", counted)
     monkeypatch.setattr(calibrated, "solve", stopping)
     assert run("whole") == (1, 21)
     with pytest.raises(KeyboardInterrupt):
@@ -156,6 +141,23 @@ def test_interrupted_and_replayed(folder, tmp_path, monkeypatch) -> None:
     other = replay_checkpoint(lock, folder, tmp_path / "other", data=batches(2))
     assert "the calibration data are others" in other.first
     assert not (tmp_path / "other").exists()
+
+
+def test_its_card_names_the_source_and_no_other_process_is_at_work(folder, tmp_path) -> None:
+    from ao_core.checkpoints.work import locked
+
+    source = tmp_path / "models--up--stream" / "snapshots" / "0"
+    shutil.copytree(folder, source)
+    config = [RotateConfig(), Int8WeightOnlyConfig()]
+    with (
+        locked(tmp_path / "out" / ".preparing"),
+        pytest.raises(ConfigError, match="another process is writing there now"),
+    ):
+        quantize_checkpoint(source, tmp_path / "out", config, data=batches())
+    quantize_checkpoint(source, tmp_path / "out", config, data=batches())
+    assert "base_model: up/stream" in (tmp_path / "out/README.md").read_text()
+    assert "out" not in (tmp_path / "out/ao_report.html").read_text().partition("</title>")[0]
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
 def test_what_cannot_be(folder, tmp_path) -> None:

@@ -35,7 +35,7 @@ QUANTIZED = "it is quantized already"
 
 
 def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
-    """A configuration, or each of a list, from whatever stands for it, as the `config` of a report does.
+    """A configuration, or each of a list, from whatever stands for it. The `config` of a report does.
 
     Raises:
         ConfigError: the list is empty, or holds something else.

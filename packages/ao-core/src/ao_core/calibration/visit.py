@@ -163,14 +163,15 @@ def visit(
         pools = Pools(model, decisions)
         if route is None:
             groups = trace.groups
-            if driver == "once":
-                driven = once(model, batches, decisions, need, pools)
-            else:
-                driven = prefix(model, batches, trace, needed, weights, pools)
             store = None
+            if driver == "once":
+                name, driven = driver, once(model, batches, decisions, need, pools)
+            else:
+                name, driven = "prefix", prefix(model, batches, trace, needed, weights, pools)
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
+            name = "blocks"
             driven = Blocks(
                 model,
                 batches,
@@ -199,7 +200,6 @@ def visit(
             for _ in turn.groups:
                 next(steps, None)
         spilled = store.spilled if store else 0
-    name = ("once" if driver == "once" else "prefix") if route is None else "blocks"
     return Visit(name, reason, found.values, found.rows, unseen, spilled)
 
 

@@ -196,7 +196,7 @@ def _memory(
 
 
 def transform_memory(calibration: Calibration) -> tuple[int, str]:
-    """Bytes at most beside mapped files while the model of a checkpoint is transformed, and in words."""
+    """Bytes at most that transforming the model of a checkpoint takes, without mapped files; and in words."""
     weights = [entry for entry in calibration.decisions if entry.config is not None]
     largest = max((e.tensor.numel() for e in calibration.decisions), default=0)
     rows = [rows_of([batch]) for batch in calibration.batches]
@@ -212,8 +212,8 @@ def transform_memory(calibration: Calibration) -> tuple[int, str]:
     activations = max(outputs, min(2 * 4 * sum(rows) * width, ACTIVATION_BYTES))
     total = tensor + matrices + activations + SLACK
     return total, (
-        f"at most {size_text(total)} while the model is transformed, beside what the process has and files "
-        f"that are mapped: the largest tensor in float64 ({size_text(tensor)}), matrices of the size of the "
+        f"at most {size_text(total)} more than the process has while the model is transformed, mapped files "
+        f"not counted: the largest tensor in float64 ({size_text(tensor)}), matrices of the size of the "
         f"largest Hessian ({size_text(matrices)}), activations and outputs ({size_text(activations)}) and "
         f"{size_text(SLACK)}"
     )

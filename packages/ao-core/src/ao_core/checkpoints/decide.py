@@ -16,7 +16,7 @@ from ao_core.calibration.samples import Sample
 from ao_core.checkpoints.calibration import calibration_of, transform_memory
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
-from ao_core.checkpoints.job import Job, Preparing, Step
+from ao_core.checkpoints.job import Calibration, Job, Preparing, Step
 from ao_core.checkpoints.skeleton import is_dense, make_skeleton
 from ao_core.config import Config, ConfigLike
 from ao_core.errors import CheckpointError, ConfigError
@@ -27,7 +27,7 @@ from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.saving import Entry, open_checkpoint
 from ao_core.tensor.saving.write import natural, parse_size
 
-__all__ = ["chosen_of", "job_of", "make_job"]
+__all__ = ["chosen_of", "job_of", "make_job", "whole_model"]
 
 
 def make_job(
@@ -139,14 +139,25 @@ def _preparing(
     Raises:
         ConfigError: the model is not known, or cannot be run.
     """
+    _, found = whole_model(job, batches)
+    memory = transform_memory(found)
+    return Preparing(configs, before, tuple(batches), found.digest, *memory)
+
+
+def whole_model(job: Job, batches: Sequence[Sample]) -> tuple[FolderModel, Calibration]:
+    """The model of a job's checkpoint on the meta device, and what is needed to run it.
+
+    Raises:
+        ConfigError: it is not known, or cannot be run.
+    """
     checkpoint = job.checkpoint
     known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
     chosen = []
     if isinstance(known, FolderModel):
         chosen = chosen_of(known, job.config, job.include, job.exclude)
     found = calibration_of(known, checkpoint, chosen, job.steps, batches)
-    memory = transform_memory(found)
-    return Preparing(configs, before, tuple(batches), found.digest, *memory)
+    assert isinstance(known, FolderModel)  # else that raised
+    return known, found
 
 
 def chosen_of(

@@ -151,7 +151,7 @@ def write_lock(job: Job, target: Path) -> None:
     """Write what is needed to reproduce the result, and hashes of all tensors of result and source."""
     found = open_checkpoint(target)
     weights = [(e.spec, e.shape, e.dtype) for e in found.entries.values() if e.spec is not None]
-    job = job.origin or job
+    job = job.first
     options = {
         "include": list(job.include),
         "exclude": list(job.exclude),
@@ -198,7 +198,7 @@ def write_manifest(
         others: names of files that were written besides; some may have been copied first.
     """
     names = {*hashes, *others, *(file.name for file in copied_files(job.checkpoint.path))}
-    source = (job.origin or job).checkpoint
+    source = job.first.checkpoint
     files: dict[str, Any] = {}
     for name in sorted(names):
         path = target / name

@@ -113,24 +113,27 @@ class Job:
     before: tuple[Report, ...] = ()
 
     @property
+    def first(self) -> Job:
+        """The job that was asked for: this one, or the one of which it is what is left."""
+        return self.origin or self
+
+    @property
     def configs(self) -> tuple[Config, ...]:
         """What was asked for."""
-        return (self.config,) if self.preparing is None else self.preparing.configs
+        preparing = self.first.preparing
+        return (self.config,) if preparing is None else preparing.configs
 
     @property
     def asked(self) -> dict[str, Any]:
         """What was asked for, in the form of `config_to_dict`; of several those of all."""
-        if self.origin is not None:
-            return self.origin.asked
         each = [config_to_dict(config) for config in self.configs]
         return each[0] if len(each) == 1 else {SEQUENCE: each}
 
     @property
     def digest(self) -> str:
         """A hash of the data; empty: there are none."""
-        if self.preparing is not None:
-            return self.preparing.digest
-        return "" if self.calibration is None else self.calibration.digest
+        found = self.first.preparing or self.calibration
+        return "" if found is None else found.digest
 
     @property
     def names(self) -> FileNames:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ao_core.checkpoints.calibration import calibration_of
-from ao_core.checkpoints.decide import chosen_of, job_of
+from ao_core.checkpoints.decide import chosen_of, job_of, whole_model
 from ao_core.checkpoints.files import PREPARED, copied_files
-from ao_core.checkpoints.folders import model_of, write_untied
+from ao_core.checkpoints.folders import write_untied
 from ao_core.checkpoints.job import Calibration, Job
 from ao_core.checkpoints.state import job_id, write_whole
-from ao_core.checkpoints.work import other_run
+from ao_core.checkpoints.work import clear, other_run
 from ao_core.errors import CheckpointError
 from ao_core.folder_records import FolderModel
 from ao_core.mapped import mapped_from, spilling
-from ao_core.preparing import changes, prepared, prepared_report
+from ao_core.preparing import changes, prepare, prepared_report
 from ao_core.report import Report
 from ao_core.schema import ANY, TEXT, Fields, Items, SchemaError, Table
 from ao_core.steps import STEP_FIELDS, Step
@@ -36,10 +35,11 @@ from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.shards import checksum, places_of, store, write_shard
 
-__all__ = ["check_prepared", "prepared_job", "remove"]
+__all__ = ["check_prepared", "prepared_job"]
 
-#: what says that it is complete, and the tensors of input steps that were chosen
-_DONE, _STEPS = ".prepared.json", ".steps.safetensors"
+#: in the folder: the checkpoint, the tensors of input steps that were chosen, and what says that both are
+#: complete
+_CHECKPOINT, _STEPS, _DONE = "checkpoint", "steps.safetensors", "prepared.json"
 _FIELDS = Fields(
     {
         "job": Table(ANY),
@@ -49,24 +49,22 @@ _FIELDS = Fields(
 )
 
 
-def prepared_job(job: Job, target: Path) -> Job:
+def prepared_job(job: Job, work: Path) -> Job:
     """The job of quantizing what the transforms of a job make of its checkpoint.
 
-    That is made in a folder of the target, unless an earlier run has.
+    That is made in a folder, unless an earlier run has; the caller holds its lock.
 
     Raises:
         ConfigError: the model is not known, or cannot be transformed.
         OSError: it cannot be written.
     """
-    folder, identity = target / PREPARED, job_id(job)
-    done = _done(folder)
+    identity, done = job_id(job), _done(work)
     if done is None or done["job"] != identity:
-        remove(target)
-        folder.mkdir(parents=True)
-        _make(job, folder, identity)
-        done = _done(folder)
+        clear(work)
+        _make(job, work, identity)
+        done = _done(work)
         assert done is not None
-    tensors = open_checkpoint(folder / _STEPS)
+    tensors = open_checkpoint(work / _STEPS)
     steps = {
         name: _read_steps(tensors, name, [Step(**each) for each in made])
         for name, made in done["steps"].items()
@@ -74,6 +72,7 @@ def prepared_job(job: Job, target: Path) -> Job:
     preparing = job.preparing
     assert preparing is not None
     batches = None if job.calibration is None else preparing.batches
+    folder = work / _CHECKPOINT
     new = job_of(folder, job.config, batches, job.max_shard_size, job.include, job.exclude, steps)
     before = tuple(map(Report.from_json, done["reports"]))
     return replace(new, origin=job, before=before, drawn=job.drawn)
@@ -86,29 +85,22 @@ def check_prepared(job: Job, target: Path) -> None:
         raise other_run(target, done["job"], identity)
 
 
-def remove(target: Path) -> None:
-    """Remove the folder."""
-    if (target / PREPARED).is_dir():
-        shutil.rmtree(target / PREPARED)
-
-
-def _done(folder: Path) -> dict[str, Any] | None:
+def _done(work: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = read_json(folder / _DONE, _FIELDS, "prepared")
+        found: dict[str, Any] = read_json(work / _DONE, _FIELDS, "prepared")
     except (CheckpointError, SchemaError):
         return None
     return found
 
 
-def _make(job: Job, folder: Path, identity: Mapping[str, Any]) -> None:
+def _make(job: Job, work: Path, identity: Mapping[str, Any]) -> None:
     """Transform the model of a checkpoint, and write it."""
-    preparing, checkpoint = job.preparing, job.checkpoint
+    preparing, checkpoint, folder = job.preparing, job.checkpoint, work / _CHECKPOINT
     assert preparing is not None
-    known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
-    assert isinstance(known, FolderModel)
-    chosen = chosen_of(known, job.config, job.include, job.exclude)
-    calibration = calibration_of(known, checkpoint, chosen, job.steps, preparing.batches)
-    _map(calibration, checkpoint)
+    folder.mkdir()
+    known, calibration = whole_model(job, preparing.batches)
+    mapped = _mapping(checkpoint)
+    _fill(calibration, checkpoint, mapped)
     model = calibration.model
 
     def decided(there: nn.Module, config: Any) -> Sequence[Decision]:
@@ -118,18 +110,18 @@ def _make(job: Job, folder: Path, identity: Mapping[str, Any]) -> None:
     reports: list[Report] = []
     with spilling(folder):
         for config in preparing.before:
-            now, notes = prepared(model, config, [job.config], decided, preparing.batches, steps)
+            now, notes = prepare(model, config, [job.config], decided, preparing.batches, steps)
             changed = {name for names, _, _ in changes(model, now) for name in names}
             reports.append(prepared_report(now, config, changed, notes))
             model = now
         files = {name: file for file, name in reversed(known.names.items())}
-        tensors, untied = _tensors(job, known.names, model)
+        tensors, untied = _tensors(job, known.names, model, mapped)
         _write(folder / job.names.single, {**tensors, **untied}, _ties(checkpoint, known, model))
     for file in copied_files(checkpoint.path):
         shutil.copyfile(file, folder / file.name)
     if untied:
         write_untied(checkpoint.path, folder)
-    _write(folder / _STEPS, _step_tensors(steps), {})
+    _write(work / _STEPS, _step_tensors(steps), {})
     made = {
         "job": dict(identity),
         "reports": [_in_files(report, files).to_json() for report in reports],
@@ -138,14 +130,17 @@ def _make(job: Job, folder: Path, identity: Mapping[str, Any]) -> None:
             for name, each in steps.items()
         },
     }
-    write_whole(folder / _DONE, json.dumps(made).encode())
+    write_whole(work / _DONE, json.dumps(made).encode())
 
 
-def _map(calibration: Calibration, checkpoint: Checkpoint) -> None:
+def _fill(
+    calibration: Calibration, checkpoint: Checkpoint, mapped: Callable[[str], Tensor]
+) -> None:
     """Give the model the tensors of the files, none of which is read by that."""
     calibration.fill_buffers()  # while parameters are on the meta device: it gives these values, too
     for entry in calibration.decisions:
-        value = _mapped(checkpoint, calibration.homes[entry.fqn].entry.fqn)
+        name = calibration.homes[entry.fqn].entry.fqn
+        value = checkpoint.load(name) if name in checkpoint.records else mapped(name)
         parameter = nn.Parameter(value, requires_grad=False)
         for owner in entry.owners:
             owner.module._parameters[owner.name] = parameter
@@ -154,20 +149,21 @@ def _map(calibration: Calibration, checkpoint: Checkpoint) -> None:
         calibration.model.get_submodule(place)._buffers[leaf] = checkpoint.read(tensor)
 
 
-def _mapped(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A parameter of the files; a quantized one is read."""
-    if name in checkpoint.records:
-        return checkpoint.load(name)
-    slot = checkpoint.slots[name]
-    place = places_of(slot.path)[1][name]
-    found = None
-    if slot.nbytes and place.end - place.start == slot.nbytes:
-        found = mapped_from(slot.path, place.start, slot.dtype, slot.shape)
-    return checkpoint.read(name) if found is None else found
+def _mapping(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
+    """Plain tensors of a checkpoint by name, each mapped where it can be, and read where not."""
+    places = {path: places_of(path)[1] for path in checkpoint.files}
+
+    def mapped(name: str) -> Tensor:
+        slot = checkpoint.slots[name]
+        start = places[slot.path][name].start
+        found = mapped_from(slot.path, start, slot.dtype, slot.shape)
+        return checkpoint.read(name) if found is None else found
+
+    return mapped
 
 
 def _tensors(
-    job: Job, names: Mapping[str, str], model: nn.Module
+    job: Job, names: Mapping[str, str], model: nn.Module, mapped: Callable[[str], Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The plain tensors of the files as the model has them, and parameters that are in none of them any more.
 
@@ -179,7 +175,7 @@ def _tensors(
     for step in job.steps:
         own = now.get(names.get(step.entry.fqn, ""))
         if own is None or tuple(own.shape) != step.entry.shape or step.entry.spec is not None:
-            found |= {leaf: job.checkpoint.read(leaf) for leaf in step.entry.leaves}
+            found |= {leaf: mapped(leaf) for leaf in step.entry.leaves}
         else:
             found[step.entry.fqn] = own.detach()
             written.add(id(own))
@@ -224,8 +220,7 @@ def _read_steps(tensors: Checkpoint, name: str, steps: Sequence[Step]) -> Chosen
     def read(leaf: str) -> Tensor | None:
         return tensors.read(leaf) if leaf in tensors.slots else None
 
-    pair = [read(f"{name}.low_rank.{place}") for place in range(2)]
-    b, a = pair
+    b, a = (read(f"{name}.low_rank.{place}") for place in range(2))
     low_rank = None if b is None or a is None else (b, a)
     return ChosenSteps(tuple(steps), read(f"{name}.in_scale"), low_rank)
 

@@ -19,6 +19,7 @@ from ao_core.checkpoints.calibration import unit_names
 from ao_core.checkpoints.convert import Converted
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
+    PREPARED,
     WORK,
     check_empty,
     check_names,
@@ -32,10 +33,10 @@ from ao_core.checkpoints.folders import write_others
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
-from ao_core.checkpoints.preparing import check_prepared, prepared_job, remove
+from ao_core.checkpoints.preparing import check_prepared, prepared_job
 from ao_core.checkpoints.progress import bar, check_progress
 from ao_core.checkpoints.state import ShardState, State, load_state, save_state
-from ao_core.checkpoints.work import delete, remove_work, working
+from ao_core.checkpoints.work import delete, locked, remove_work, working
 from ao_core.config import ConfigLike, config_to_dict
 from ao_core.errors import CheckpointError, ConfigError, GraphError, QuantizationError
 from ao_core.progress import Progress
@@ -121,7 +122,6 @@ def run(
     new = not target.exists()
     try:
         if job.preparing is not None:
-            title = title or source.name
             return _transformed(job, target, overwrite=overwrite, progress=progress, title=title)
         with working(target, job, overwrite) as (work, state):
             try:
@@ -148,12 +148,14 @@ def _transformed(job: Job, target: Path, *, overwrite: bool, **options: Any) -> 
         check_prepared(job, target)
         if not os.path.lexists(target / WORK):
             check_empty(target)
-    try:
-        report = run(prepared_job(job, target), target, overwrite=overwrite, **options)
-    except (ConfigError, GraphError, QuantizationError):
-        remove(target)  # the same command can only fail again
-        raise
-    remove(target)
+    work = target / PREPARED
+    with locked(work):
+        try:
+            report = run(prepared_job(job, work), target, overwrite=overwrite, **options)
+        except (ConfigError, GraphError, QuantizationError):
+            remove_work(work)  # the same command can only fail again
+            raise
+        remove_work(work)
     return report
 
 
@@ -176,8 +178,9 @@ def _finish(
         hashes[called.index] = hash_of(target / called.index)
     copy_files(job.checkpoint.path, target)
     report = Report.from_json(state.report)
-    others = write_others(job.checkpoint.path, target, report)
-    write_reports(report, target, title or job.checkpoint.path.name)
+    source = job.first.checkpoint.path
+    others = write_others(source, target, report)
+    write_reports(report, target, title or source.name)
     write_lock(job, target)
     write_manifest(job, target, hashes, [*others, LOCK])
     remove_work(work)
@@ -303,8 +306,7 @@ def _divided(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ..
     records = tuple(record for piece in opened for record in piece.report)
     text = next((piece.report.calibration for piece in opened if piece.report.calibration), "")
     report = Report(config_to_dict(job.config), records, text)
-    configs = [job.config] if job.origin is None else job.origin.configs
-    made = joined(configs, job.before, [report]).to_json()
+    made = joined(job.configs, job.before, [report]).to_json()
     shards = shards_of(opened, job.max_shard_size)
     state = replace(state, shards=shards, report=made)
     save_state(work, state)

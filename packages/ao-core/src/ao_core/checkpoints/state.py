@@ -96,7 +96,7 @@ def job_id(job: Job) -> dict[str, Any]:
         "exclude": list(job.exclude),
         "max_shard_size": job.max_shard_size,
         "modules": job.modules,
-        "data": (job.origin or job).digest,
+        "data": job.digest,
         "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
     }
 

@@ -18,7 +18,7 @@ from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import make_dirs
 
-__all__ = ["delete", "other_run", "remove_work", "working"]
+__all__ = ["clear", "delete", "locked", "other_run", "remove_work", "working"]
 
 _LOCK = "lock"
 #: how often a lock is tried that another process removes meanwhile, and seconds in between
@@ -37,7 +37,7 @@ def working(target: Path, job: Job, overwrite: bool) -> Iterator[tuple[Path, Sta
             set.
     """
     work = target / WORK
-    with _locked(work):
+    with locked(work):
         identity = job_id(job)
         try:
             state = _resumed(target, work, job, identity, overwrite)
@@ -46,7 +46,7 @@ def working(target: Path, job: Job, overwrite: bool) -> Iterator[tuple[Path, Sta
                 remove_work(work)
             raise
         if state is None:
-            _clear(work)
+            clear(work)
             state = State(identity)
             save_state(work, state)
         for file in list(work.iterdir()):
@@ -102,7 +102,7 @@ def _check_shards(state: State, job: Job) -> None:
 
 
 @contextmanager
-def _locked(work: Path) -> Iterator[None]:
+def locked(work: Path) -> Iterator[None]:
     """Make the directory and keep other processes out, until this one ends in whatever way.
 
     Not on Windows.
@@ -147,7 +147,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _clear(work: Path) -> None:
+def clear(work: Path) -> None:
     """Remove what another run left, but not the lock."""
     delete(work / STATE)
     for file in work.iterdir():

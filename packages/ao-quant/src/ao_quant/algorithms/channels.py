@@ -142,11 +142,13 @@ def over_channels(
     place_of = {name: place for place, (_, sites) in enumerate(groups) for name in sites}
     left = [set(sites) for _, sites in groups]
     readers: list[list[Reader]] = [[] for _ in groups]
-    found: dict[int, T] = {}
+    found: list[T | None] = [None for _ in groups]
 
-    def ask(place: int, channels: Channels) -> None:
-        if (answer := find(channels)) is not None:
-            found[place] = answer
+    def ask(place: int) -> None:
+        found[place] = find(
+            Channels(groups[place][0].size, tuple(readers[place]), groups[place][0])
+        )
+        readers[place].clear()
 
     def take(together: Sequence[tuple[Decision, Inputs]]) -> None:
         loose = []
@@ -154,25 +156,24 @@ def over_channels(
             if (place := place_of.get(entry.fqn)) is None:
                 loose.append(_reader(entry, None, inputs.statistics))
                 continue
-            group, sites = groups[place]
-            readers[place].append(_reader(entry, sites[entry.fqn].channels, inputs.statistics))
+            site = groups[place][1][entry.fqn]
+            readers[place].append(_reader(entry, site.channels, inputs.statistics))
             left[place].discard(entry.fqn)
             if not left[place]:
-                ask(place, Channels(group.size, tuple(readers[place]), group))
-                readers[place] = []
+                ask(place)
         for reader in list(loose):
             if text := no_step(reader.entry):
                 notes[reader.entry.fqn] = f"{reason}, and {text}"
                 loose.remove(reader)
         if loose:
-            channels = Channels(loose[0].channels.shape[1], tuple(loose), None, reason)
-            ask(len(groups) + len(found), channels)
+            size = loose[0].channels.shape[1]
+            found.append(find(Channels(size, tuple(loose), None, reason)))
 
     visit(model, batches, visible, lambda _: need, _unchanged, driver="once", before=take)
-    for place, (group, _) in enumerate(groups):
-        if readers[place]:  # data did not reach all of them
-            ask(place, Channels(group.size, tuple(readers[place]), group))
-    return [found[place] for place in sorted(found)]
+    for place, some in enumerate(readers):
+        if some:  # data did not reach all of them
+            ask(place)
+    return [each for each in found if each is not None]
 
 
 def _unchanged(entry: Decision, inputs: Inputs) -> None:
