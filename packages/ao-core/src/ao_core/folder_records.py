@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,15 @@ from ao_core.arguments import check_fields
 if TYPE_CHECKING:
     from ao_core.report import Report
 
-__all__ = ["FolderKind", "FolderModel", "Tokenizer"]
+__all__ = ["FolderKind", "FolderModel", "Place", "Tokenizer"]
+
+#: an index of a parameter at which a tensor of the files lies in it: numbers of matrices, then a slice of
+#: rows, such as (3, slice(0, 64)) for half of an expert
+Place = tuple[int | slice, ...]
+
+
+def _one_by_one(parameter: str, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Place]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,9 @@ class FolderModel:
     #: gives buffers that are in no file their values, so that the model runs once its tensors are loaded;
     #: None: it cannot be run
     fill_buffers: Callable[[], None] | None = None
+    #: (name of a parameter, shapes of the tensors in the files that it is joined of) -> where each lies in
+    #: it; empty: it is not known
+    places: Callable[[str, Mapping[str, tuple[int, ...]]], Mapping[str, Place]] = _one_by_one
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,6 +21,7 @@ from ao_core.ext.calibration import HESSIAN, visit
 from ao_core.ext.quantizing import decide
 from ao_quant import (
     AutoRoundConfig,
+    BiasCorrectionConfig,
     GPTQConfig,
     Int4WeightOnlyConfig,
     Int8StaticActivationInt8WeightConfig,
@@ -85,6 +86,39 @@ def test_a_tied_head_is_that_of_memory(tmp_path, llama) -> None:
     for name in set(made.slots) & set(expected.slots):
         assert torch.equal(made.read(name), expected.read(name)), name
     assert {spec.dtype for e in made.entries.values() if (spec := e.spec)} == {"uint4", "int8"}
+
+
+def test_biases_are_corrected_as_in_memory(tmp_path, llama, monkeypatch) -> None:
+    """Also where an interruption leaves a weight written and its bias not, or the other way round."""
+    from ao_core.checkpoints import calibrated, pieces
+
+    config = BiasCorrectionConfig(GPTQConfig(Int4WeightOnlyConfig(32)))
+    sizes = {"num_hidden_layers": 3, "attention_bias": True, "mlp_bias": True}
+    llama(**sizes, tie_word_embeddings=False).bfloat16().save_pretrained(tmp_path / "src")
+    _, expected = in_memory(tmp_path / "src", config, tmp_path / "memory")
+    monkeypatch.setattr(pieces, "SIZE", 3_000)
+    write, left = calibrated.write_piece, [0]
+
+    def stopping(*args) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrated, "write_piece", stopping)
+        for count in (2, 5, 1):
+            left[0] = count
+            with pytest.raises(KeyboardInterrupt):
+                quantize_checkpoint(tmp_path / "src", tmp_path / "files", config, data=batches())
+    report = quantize_checkpoint(tmp_path / "src", tmp_path / "files", config, data=batches())
+    made, wanted = (tmp_path / each / "model.safetensors" for each in ("files", "memory"))
+    assert made.read_bytes() == wanted.read_bytes()
+    of_files = {r.fqn: (r.status, r.reason, r.rows, r.bytes_after) for r in report}
+    corrected = [r for r in expected if r.fqn.endswith("bias")]
+    assert len(corrected) == 3 * 7
+    for r in corrected:
+        assert of_files[r.fqn] == ("changed", r.reason, r.rows, r.bytes_after)
 
 
 def test_one_block_is_in_memory_at_a_time(folder, tmp_path, monkeypatch) -> None:

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 __all__ = ["best_of_rank", "inverse_factor", "output_error"]
 
+#: rows of a triangular matrix that is inverted at once
+_SMALL = 256
+
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
     """Upper U with Uᵀ U the inverse of the damped matrix; None where it has no inverse.
@@ -22,14 +25,31 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
     turned = hessian.flip(0, 1)
     # inputs that are all 0 leave nothing to make up for
     turned.diagonal().add_(damping * mean or 1.0)
+    lower: Tensor
     lower, failed = torch.linalg.cholesky_ex(turned)
     del turned  # matrices of this size are what calibration needs most memory for
     if int(failed):
         return None
-    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, eye, upper=False)
-    del lower, eye
-    return inverse.flip(0, 1)
+    _invert_lower(lower)
+    return lower.flip(0, 1)
+
+
+def _invert_lower(lower: Tensor) -> None:
+    """Put the inverse of a lower triangular matrix in its place.
+
+    By halves, with [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]: a third of what solving for the
+    columns of the identity takes, and no second matrix of its size.
+    """
+    size = len(lower)
+    if size <= _SMALL:
+        eye = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        lower.copy_(torch.linalg.solve_triangular(lower, eye, upper=False))
+        return
+    half = size // 2
+    first, corner, last = lower[:half, :half], lower[half:, :half], lower[half:, half:]
+    _invert_lower(first)
+    _invert_lower(last)
+    corner.copy_(last @ corner @ first).neg_()
 
 
 def output_error(change: Tensor, hessian: Tensor) -> float:

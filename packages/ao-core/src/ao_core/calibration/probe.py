@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -16,7 +16,7 @@ from ao_core.calibration.inputs import observe
 from ao_core.calibration.route import Route
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.stepping import same_tensor
-from ao_core.calibration.stubs import flattened, is_plain, stubbed
+from ao_core.calibration.stubs import Enough, flattened, is_plain, stubbed
 from ao_core.calibration.trace import Trace
 
 __all__ = ["Hole", "Holes", "probed"]
@@ -100,7 +100,11 @@ def _run(
     route: Route,
     given: dict[int, list[Tensor | None]],
 ) -> _Done:
-    """Run the code around the blocks, which return random tensors; the last of a chain what is given."""
+    """Run the code around the blocks, which return random tensors; the last of a chain what is given.
+
+    The run ends with the last call of a block or use of a weight that the trace has: a head that is not
+    quantized can cost more than a block.
+    """
     seen, last = _Run(), dict[int, list[Tensor | None]]()
     generator = torch.Generator().manual_seed(1 + len(given))
     before: list[tuple[Tensor, int]] = []
@@ -131,14 +135,21 @@ def _run(
         before = [
             (leaf, leaf._version) if leaf is not None else (torch.empty(0), 0) for leaf in made
         ]
+        end_if_all_seen()
         return described.filled(made)
 
     loose = [entry for place, g in route.groups if not place[0] % 2 for entry in g.entries]
+    count = _events_around(trace, number, route, {entry.fqn for entry in loose})
+
+    def end_if_all_seen() -> None:
+        if len(seen.calls) + len(seen.operands) == count:
+            raise Enough
 
     def note(name: str, matrix: int, x: Tensor) -> None:
         seen.operands.append((finished, name, x.clone()))
+        end_if_all_seen()
 
-    with ExitStack() as stubs:
+    with ExitStack() as stubs, suppress(Enough):
         for place, each in enumerate(route.chains):
             stubs.enter_context(stubbed(each, partial(act, place)))
         observe(model, batch, loose, note)
@@ -146,6 +157,13 @@ def _run(
         if tensor._version != version:
             raise _Refused(number_of_chain, "what its blocks get is changed in place between them")
     return _Done(seen, last)
+
+
+def _events_around(trace: Trace, number: int, route: Route, loose: Collection[str]) -> int:
+    """How often a batch calls a block of the route or uses a weight that is in no block."""
+    events = trace.events[trace.run_for[number]]
+    calls = sum(e.kind == "enter" and e.block[0] in route.numbers for e in events)
+    return calls + sum(e.fqn in loose for e in events)
 
 
 def _kind(leaf: Any, outputs: list[tuple[Tensor, int]], chain: int, block: int) -> Hole:

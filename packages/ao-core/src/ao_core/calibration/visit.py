@@ -156,8 +156,10 @@ def visit(
         weights = weights or InMemory(stack)
         with weights.around():
             trace = traced(model, batches, decisions, weights)
+            # what is rewritten already is not a plain tensor any more, whose matmuls could be seen
+            trace.groups = _split(trace.groups, lambda entry: entry.fqn in done)
             if at_once is not None:
-                trace.groups = [part for group in trace.groups for part in _split(group, at_once)]
+                trace.groups = _split(trace.groups, at_once.takes)
             route, reason, seen = _routed(model, batches, trace, driver)
         weights.begin(reason, trace.activation_bytes)
         pools = Pools(model, decisions)
@@ -225,10 +227,13 @@ def _routed(
         trace.reasons.setdefault(route.numbers[wrong], reason)
 
 
-def _split(group: Group, at_once: AtOnce) -> list[Group]:
-    """The weights of a group that are rewritten at once with others, and those that are not."""
-    parts = [[e for e in group.entries if at_once.takes(e) is kind] for kind in (True, False)]
-    return [Group(part, group.statistics) for part in parts if part]
+def _split(groups: Sequence[Group], takes: Callable[[Decision], bool]) -> list[Group]:
+    """Groups of which no weight, or every one, is taken by a condition."""
+    found: list[Group] = []
+    for group in groups:
+        parts = [[e for e in group.entries if takes(e) is kind] for kind in (True, False)]
+        found += [Group(part, group.statistics) for part in parts if part]
+    return found
 
 
 def _rewritten(

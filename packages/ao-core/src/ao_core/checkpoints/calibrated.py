@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from ao_core.arguments import shown
 from ao_core.calibration.algorithms import Work, at_once, solve, solve_block, unsolvable_reason
 from ao_core.calibration.block import Block
 from ao_core.calibration.inputs import unseen_reason
@@ -16,16 +16,19 @@ from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, visit
 from ao_core.checkpoints.convert import Converted, kept_record, quantized_record
-from ao_core.checkpoints.job import Calibration, Job, Step
+from ao_core.checkpoints.homes import Home, Step, crossing_reason
+from ao_core.checkpoints.job import Calibration, Job
 from ao_core.checkpoints.paging import Done, Paged
 from ao_core.checkpoints.pieces import piece_path, write_piece
 from ao_core.checkpoints.progress import Advance
 from ao_core.errors import ConfigError
-from ao_core.quantize import convert
+from ao_core.mapped import give_back
+from ao_core.quantize import convert, transformed
 from ao_core.records import Algorithm, Skip
 from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.leaves import flatten
+from ao_core.weights import bias_name
 
 __all__ = ["calibrated"]
 
@@ -60,9 +63,7 @@ def calibrated(
     solving = _Solving(job, calibration, pieces, list(missing), work, advance)
     if not any(step.fqn in solving.wanted for number in missing for step in pieces[number]):
         return {}, ""
-    for number in there:
-        path = piece_path(work, number)
-        solving.paged.there.update((step.fqn, path) for step in pieces[number])
+    solving.resume({step.fqn: piece_path(work, n) for n in there for step in pieces[n]})
     solving.run()
     return solving.results(), solving.paged.reason
 
@@ -87,19 +88,27 @@ class _Solving:
         }
         self._solvers: dict[str, Algorithm] = {}
         self._entries: list[Decision] = []
-        #: by the name of a tensor in the files, its decision
-        self.wanted: dict[str, Decision] = {}
+        #: by the name of a tensor in the files, its decision and what it has of the parameter
+        self.wanted: dict[str, tuple[Decision, Step]] = {}
         for entry in calibration.visited:
-            algorithm, step = algorithm_of(entry.config), calibration.homes[entry.fqn]
+            algorithm, home = algorithm_of(entry.config), calibration.homes[entry.fqn]
             assert algorithm is not None
-            if not step.wanted:
+            wanted = [part for part in home.parts if part.wanted]
+            if not wanted:
                 continue
-            self.wanted[step.fqn] = entry
+            self.wanted |= {part.fqn: (entry, part) for part in wanted}
             self._solvers[entry.fqn] = algorithm
-            if reason := unsolvable_reason(entry, algorithm):
+            if reason := unsolvable_reason(entry, algorithm) or _crossing(entry, algorithm, home):
                 self._work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
             else:
                 self._entries.append(entry)
+        #: by the name of the tensor in the files, biases that weights may change, each with its weight
+        self._biases: dict[str, tuple[Decision, Decision]] = {}
+        for entry in self._entries:
+            target = entry.owners[0]
+            bias = self._work.places.get((id(target.module), bias_name(target) or ""))
+            if bias is not None:
+                self._biases[calibration.homes[bias.fqn].name] = bias, entry
         kinds = {self._solvers[entry.fqn].sequential for entry in self._entries}
         if len(kinds) > 1:
             names = sorted({solver.name for solver in self._solvers.values()})
@@ -111,17 +120,34 @@ class _Solving:
             calibration, job.checkpoint, self._work.ready, {}, kinds != {False}, self._flush
         )
 
+    def resume(self, there: Mapping[str, Path]) -> None:
+        """Take the tensors that an earlier run wrote.
+
+        A weight of which that did not write all parts, or not the bias, is solved for again, and what it
+        wrote of it stays: it is the same.
+        """
+        found, homes = dict(there), self._calibration.homes
+        biases = {weight.fqn: name for name, (_, weight) in self._biases.items()}
+        for entry in self._entries:
+            names = {part.fqn for part in homes[entry.fqn].parts} | {biases.get(entry.fqn, "")} - {
+                ""
+            }
+            if not names <= found.keys():
+                found = {name: path for name, path in found.items() if name not in names}
+        self.paged.there.update(found)
+
     def run(self) -> None:
         """Visit all weights, in order."""
         homes = self._calibration.homes
-        done = {e.fqn: e for e in self._entries if homes[e.fqn].fqn in self.paged.there}
+        done = {e.fqn: e for e in self._entries if homes[e.fqn].is_in(self.paged.there)}
 
         def need(entry: Decision) -> Sequence[Statistic]:
             return self._solvers[entry.fqn].needs(entry.config)
 
         def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
-            self._advance(homes[entry.fqn].fqn, 0)
+            self._advance(homes[entry.fqn].name, 0)
             check_quantizable(entry.tensor, entry.fqn)
+            give_back()  # what runs over the data freed: solving needs the most memory
             solve(self._work, self._solvers, entry, inputs)
             return self._solved(entry)
 
@@ -129,7 +155,7 @@ class _Solving:
             block: Block, weights: Sequence[tuple[Decision, Inputs]]
         ) -> Mapping[str, Tensor | None]:
             for entry, _ in weights:
-                self._advance(homes[entry.fqn].fqn, 0)
+                self._advance(homes[entry.fqn].name, 0)
                 check_quantizable(entry.tensor, entry.fqn)
             solve_block(self._work, self._solvers, block, weights)
             return {entry.fqn: self._solved(entry) for entry, _ in weights}
@@ -157,12 +183,7 @@ class _Solving:
         """What the model gets in place of a weight that was solved for."""
         if entry.fqn in self._work.solved:  # whose values are in `ready`
             found = self._work.solved[entry.fqn]
-            if found.bias is not None:
-                raise ConfigError(
-                    f"config={shown(entry.config)}: it changes biases, too; load the model and "
-                    "call quantize_"
-                )
-            self._work.solved[entry.fqn] = replace(found, values=None)
+            self._work.solved[entry.fqn] = replace(found, values=None, bias=None)
         if entry.fqn not in self._work.ready:
             decided = self._work.decided[entry.fqn]
             self._work.ready[entry.fqn] = convert(decided, entry.tensor)
@@ -170,33 +191,70 @@ class _Solving:
 
     def results(self) -> dict[str, Converted]:
         """By the name of a tensor in the files, what became of it and is in no piece."""
-        return {
-            name: _result(self._job, self._calibration.homes[entry.fqn], self._work, entry)
-            for name, entry in self.wanted.items()
+        weights = {
+            name: _result(self._job, part, self._work, entry)
+            for name, (entry, part) in self.wanted.items()
             if entry.fqn in self._work.ready
         }
+        return weights | self._shifted(self._biases)
+
+    def _shifted(self, names: Collection[str]) -> dict[str, Converted]:
+        """The biases among these tensors that were changed."""
+        found: dict[str, Converted] = {}
+        for name in names:
+            bias = self._biases[name][0] if name in self._biases else None
+            if bias is None or bias.fqn not in self._work.ready:
+                continue
+            step = self._calibration.homes[bias.fqn].parts[0]
+            parameter, record = self._work.ready[bias.fqn]
+            assert parameter is not None
+            extras = {**self._work.extras.get(bias.fqn, {}), "status": record.status}
+            report = replace(kept_record(step), reason=record.reason, **extras)
+            found[name] = Converted({name: parameter.detach()}, None, report)
+        return found
+
+    def _is_solved(self, entry: Decision) -> bool:
+        return entry.fqn in self._work.ready or self._calibration.homes[entry.fqn].is_in(
+            self.paged.there
+        )
 
     def _flush(self) -> None:
         """Write the pieces of which all that needs data is done."""
         for number in list(self._missing):
             steps = self._pieces[number]
-            entries = [self.wanted[step.fqn] for step in steps if step.fqn in self.wanted]
-            if not entries or not all(entry.fqn in self._work.ready for entry in entries):
+            found = [self.wanted[step.fqn] for step in steps if step.fqn in self.wanted]
+            biases = [self._biases[step.fqn] for step in steps if step.fqn in self._biases]
+            weights = [weight for _, weight in biases] + [entry for entry, _ in found]
+            if not found or not all(map(self._is_solved, weights)):
                 continue
             path, homes = piece_path(self._folder, number), self._calibration.homes
-            made = {
-                homes[entry.fqn].fqn: _result(self._job, homes[entry.fqn], self._work, entry)
-                for entry in entries
-            }
+            made = {part.fqn: _result(self._job, part, self._work, entry) for entry, part in found}
+            made |= self._shifted([step.fqn for step in steps])
             write_piece(self._job, steps, path, self._advance, made, self.paged.reason)
             self.paged.there.update((step.fqn, path) for step in steps)
-            for entry in entries:
-                del self._work.ready[entry.fqn]
             self._missing.remove(number)
+            # the other parts of a parameter may be in a piece that is not written yet
+            for entry, _ in found:
+                if homes[entry.fqn].is_in(self.paged.there):
+                    self._work.ready.pop(entry.fqn, None)
+            for bias, _ in biases:
+                self._work.ready.pop(bias.fqn, None)
+
+
+def _crossing(entry: Decision, algorithm: Algorithm, home: Home) -> str | None:
+    """Why what an algorithm makes of a parameter cannot be stored as the tensors of the files."""
+    becomes = algorithm.becomes(entry.config)
+    if len(home.parts) == 1 or becomes is None:
+        return None
+    whole = torch.empty(home.shape, dtype=home.dtype, device="meta")
+    made = transformed(replace(entry, config=becomes), whole)
+    if not isinstance(made, QTensor):
+        return None
+    return next(filter(None, (crossing_reason(part, made) for part in home.parts)), None)
 
 
 def _result(job: Job, step: Step, work: Work, entry: Decision) -> Converted:
-    """What is written of a weight."""
+    """What is written of a weight, or of a part of it."""
     parameter, record = work.ready[entry.fqn]
     extras = work.extras.get(entry.fqn, {})
     if parameter is None:
@@ -208,6 +266,8 @@ def _result(job: Job, step: Step, work: Work, entry: Decision) -> Converted:
             f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it was: there "
             "is nothing to write"
         )
-    leaves, stored = flatten(step.fqn, new)
-    made = quantized_record(step, new.canonical(), record.sqnr_db, record.seconds)
+    own = step.of(new)
+    assert isinstance(own, QTensor)
+    leaves, stored = flatten(step.fqn, own)
+    made = quantized_record(step, own.canonical(), record.sqnr_db, record.seconds)
     return Converted(leaves, stored, replace(made, reason=record.reason or made.reason, **extras))

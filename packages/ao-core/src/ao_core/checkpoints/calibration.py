@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.trace import containers
 from ao_core.calibration.visit import ACTIVATION_BYTES
-from ao_core.checkpoints.job import SLACK, Calibration, Step
+from ao_core.checkpoints.homes import Home, Step
+from ao_core.checkpoints.job import SLACK, Calibration
 from ao_core.errors import ConfigError
 from ao_core.folder_records import FolderModel
 from ao_core.records import Target
@@ -57,38 +59,22 @@ def calibration_of(
             f"data: {known.title or 'the model'} cannot be run from its files; load it and call quantize_"
         )
     by_name = {name: step for step in steps for name in (step.fqn, *step.tied)}
-    homes: dict[str, Step] = {}
+    homes: dict[str, Home] = {}
     own: list[Decision] = []
     for entry in decisions:
-        found = {
-            by_name[owner.fqn].fqn: by_name[owner.fqn]
-            for owner in entry.owners
-            if owner.fqn in by_name
-        }
-        if len(found) != 1:
-            held = f"in {len(found)} parts" if found else "not at all"
-            raise ConfigError(
-                f"data: the files have {entry.fqn} {held}, and calibration from files needs it whole; load "
-                "the model and call quantize_"
-            )
-        step = next(iter(found.values()))
-        if step.entry.spec is None and tuple(step.entry.shape) != tuple(entry.tensor.shape):
-            raise ConfigError(
-                f"data: the files have {entry.fqn} as {step.entry.shape}, the model as "
-                f"{tuple(entry.tensor.shape)}"
-            )
+        home = _home_of(entry, by_name)
         places: dict[tuple[int, str], Target] = {}
         for owner in entry.owners:
             places.setdefault((id(owner.module), owner.name), owner)
         entry = replace(entry, owners=tuple(places.values()))
         blank = nn.Parameter(
-            torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"),
+            torch.empty(home.shape, dtype=home.dtype, device="meta"),
             requires_grad=False,
         )
         for owner in entry.owners:
             owner.module._parameters[owner.name] = blank
         own.append(entry)
-        homes[entry.fqn] = step
+        homes[entry.fqn] = home
     missing = [
         name for name, p in known.model.named_parameters() if name not in known.names.values()
     ]
@@ -105,6 +91,30 @@ def calibration_of(
         digest(batches),
         *_memory(known.model, own, homes, batches),
     )
+
+
+def _home_of(entry: Decision, by_name: Mapping[str, Step]) -> Home:
+    """Where the files have a parameter.
+
+    Raises:
+        ConfigError: they do not have it, or not so that it is known how its parts are joined.
+    """
+    shape = tuple(entry.tensor.shape)
+    steps = {by_name[o.fqn].fqn: by_name[o.fqn] for o in entry.owners if o.fqn in by_name}
+    parts = tuple(steps.values())
+    stored = [tuple(part.entry.shape) for part in parts]
+    if len(parts) == 1 and (parts[0].entry.spec is not None or stored[0] == shape):
+        return Home(parts, stored[0])
+    formats = {(part.entry.dtype, str(part.entry.spec)) for part in parts}
+    is_whole = all(part.place for part in parts) and sum(map(prod, stored)) == prod(shape)
+    if parts and is_whole and len(formats) == 1:
+        return Home(parts, shape)
+    held = (
+        f"as {len(steps)} tensors, which are not known to be its parts" if steps else "not at all"
+    )
+    if len(steps) == 1:
+        held = f"as {stored[0]}, and the model as {shape}"
+    raise ConfigError(f"data: the files have {entry.fqn} {held}; load the model and call quantize_")
 
 
 def unit_names(model: nn.Module) -> list[str]:
@@ -148,7 +158,7 @@ def _columns(entry: Decision) -> int:
 def _memory(
     model: nn.Module,
     decisions: Sequence[Decision],
-    homes: Mapping[str, Step],
+    homes: Mapping[str, Home],
     batches: Sequence[Sample],
 ) -> tuple[int, str]:
     """Bytes at most, and in words."""
@@ -156,7 +166,7 @@ def _memory(
     blocks = Counter[str]()
     for entry in decisions:
         unit = next((u for u in units if entry.fqn.startswith(f"{u}.")), "")
-        blocks[unit] += homes[entry.fqn].entry.nbytes
+        blocks[unit] += homes[entry.fqn].nbytes
     outside = blocks.pop("", 0)
     block = max(blocks.values(), default=0)
     needing = [
@@ -166,7 +176,7 @@ def _memory(
     rows = rows_of(batches)
     widths = Counter(_columns(entry) for entry in needing)
     width = widths.most_common(1)[0][0] if widths else 0
-    size = max((homes[e.fqn].entry.dtype.itemsize for e in needing), default=0)
+    size = max((homes[e.fqn].dtype.itemsize for e in needing), default=0)
     activations = min(rows * width * size, ACTIVATION_BYTES)
     matrices = _MATRICES * hessian + sum(8 * _columns(e) ** 2 for e in _most_paired(needing))
     learned, streams = 0, 1

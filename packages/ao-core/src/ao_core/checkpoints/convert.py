@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ao_core.calibration.needing import algorithm_of
-from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.homes import Step, crossing_reason
+from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.rows import by_rows
 from ao_core.errors import AoError, ConfigError
 from ao_core.quantize import sample_sqnr, transformed
@@ -70,6 +71,8 @@ def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
     assert entry is not None
     if (whole := _joined(entry, dense)) is not None and isinstance(whole, Skip):
         return whole
+    if whole is not None and (reason := crossing_reason(step, whole)):
+        return Skip(reason)
     new = by_rows(dense, lambda rows: transformed(entry, rows))
     if isinstance(new, (QTensor, Skip)):
         if isinstance(new, QTensor) and whole is not None and new.spec != whole.spec:

@@ -16,15 +16,16 @@ from ao_core.calibration.samples import Sample
 from ao_core.checkpoints.calibration import calibration_of, transform_memory
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
-from ao_core.checkpoints.job import Calibration, Job, Preparing, Step
+from ao_core.checkpoints.homes import Step
+from ao_core.checkpoints.job import Calibration, Job, Preparing
 from ao_core.checkpoints.skeleton import is_dense, make_skeleton
 from ao_core.config import Config, ConfigLike
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.folder_records import FolderModel
+from ao_core.folder_records import FolderModel, Place
 from ao_core.preparing import stages, with_steps
 from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor.chosen_steps import ChosenSteps
-from ao_core.tensor.saving import Entry, open_checkpoint
+from ao_core.tensor.saving import Checkpoint, Entry, open_checkpoint
 from ao_core.tensor.saving.write import natural, parse_size
 
 __all__ = ["chosen_of", "job_of", "make_job", "whole_model"]
@@ -107,11 +108,15 @@ def job_of(
         for owner in entry.owners
     }
     kept = known.kept if isinstance(known, FolderModel) else {}
+    places = _places(known, checkpoint) if isinstance(known, FolderModel) else {}
     names: dict[str, list[str]] = {fqn: [fqn] for fqn in checkpoint.entries}
     for name, owner in checkpoint.ties.items():
         names[owner].append(name)
     steps = [
-        _step(sorted(names[fqn], key=natural), entry, of_entry.get(fqn), kept.get(fqn, ""))
+        replace(
+            _step(sorted(names[fqn], key=natural), entry, of_entry.get(fqn), kept.get(fqn, "")),
+            place=places.get(fqn, ()),
+        )
         for fqn, entry in checkpoint.entries.items()
     ]
     steps.sort(key=lambda step: natural(step.fqn))
@@ -165,6 +170,19 @@ def chosen_of(
 ) -> list[Decision]:
     """The decisions on parameters of a model, with what the patterns leave out marked as kept."""
     return _choose(_known(known, config, _filter_of(include)), include, exclude)
+
+
+def _places(known: FolderModel, checkpoint: Checkpoint) -> dict[str, Place]:
+    """Where tensors of the files lie that are parts of a parameter, as far as the model's library knows."""
+    files: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, parameter in known.names.items():
+        if name in checkpoint.entries:
+            files.setdefault(parameter, {})[name] = tuple(checkpoint.entries[name].shape)
+    found: dict[str, Place] = {}
+    for parameter, shapes in files.items():
+        if len(shapes) > 1:
+            found |= known.places(parameter, shapes)
+    return found
 
 
 def _filter_of(include: Sequence[str]) -> FilterFn | None:

@@ -10,38 +10,18 @@ from torch import nn
 
 from ao_core.calibration.needing import SEQUENCE, algorithm_of
 from ao_core.calibration.samples import Sample
+from ao_core.checkpoints.homes import Home, Step
 from ao_core.config import Config, config_to_dict
 from ao_core.report import Report, size_text
 from ao_core.targets import Decision
-from ao_core.tensor.saving import Checkpoint, Entry
+from ao_core.tensor.saving import Checkpoint
 from ao_core.tensor.saving.names import MODEL, FileNames, names_of_files
 from ao_core.tensor.saving.write import natural
 
-__all__ = ["SLACK", "Calibration", "Job", "Preparing", "Step"]
+__all__ = ["SLACK", "Calibration", "Job", "Preparing"]
 
 #: memory beyond twice the largest tensor: rows in work, small tensors that wait, buffers of files
 SLACK = 256 * 10**6
-
-
-@dataclass(frozen=True)
-class Step:
-    """A tensor of the source, tied ones once."""
-
-    #: the first of its names in natural order, under which it is written
-    fqn: str
-    #: its other names
-    tied: tuple[str, ...]
-    #: what the source has
-    entry: Entry
-    #: of a dense float; its configuration is None where it is kept
-    plan: Decision | None
-    #: why it is kept; empty where it is to be quantized
-    reason: str
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it is to be quantized."""
-        return self.plan is not None and self.plan.config is not None
 
 
 @dataclass(frozen=True)
@@ -54,8 +34,8 @@ class Calibration:
     batches: tuple[Sample, ...]
     #: on all parameters of the model
     decisions: tuple[Decision, ...]
-    #: by the name of a decision, the step of its tensor
-    homes: Mapping[str, Step]
+    #: by the name of a decision, where the files have its parameter
+    homes: Mapping[str, Home]
     #: name of a buffer -> name of the tensor in the files
     buffers: Mapping[str, str]
     #: a hash of the data

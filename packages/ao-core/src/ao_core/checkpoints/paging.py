@@ -14,6 +14,7 @@ from ao_core.calibration.inputs import operands
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.observing import Note, observing
 from ao_core.checkpoints.calibration import unit_names
+from ao_core.checkpoints.homes import joined
 from ao_core.checkpoints.job import Calibration
 from ao_core.quantize import Converted, convert
 from ao_core.targets import Decision
@@ -138,7 +139,7 @@ class Paged:
                 _set(entry, tensor)
 
     def _is_rewritten(self, entry: Decision) -> bool:
-        is_there = self.calibration.homes[entry.fqn].fqn in self.there
+        is_there = self.calibration.homes[entry.fqn].is_in(self.there)
         return self.sequential and (is_there or entry.fqn in self.ready)
 
     def _entries_of(self, module: nn.Module) -> list[Decision]:
@@ -163,14 +164,14 @@ class Paged:
 
     def _value(self, entry: Decision) -> Tensor:
         """A weight as it is by now."""
-        step = self.calibration.homes[entry.fqn]
+        home = self.calibration.homes[entry.fqn]
         if self.sequential and self.reason and entry.fqn not in self._original:
             done = self.ready.get(entry.fqn)
             if done is not None and done[0] is not None:
                 return done[0]
-            if step.fqn in self.there:
-                return open_checkpoint(self.there[step.fqn]).load(step.fqn)
-        dense = self.checkpoint.load(step.entry.fqn)
+            if home.is_in(self.there):
+                return joined(home, lambda s: open_checkpoint(self.there[s.fqn]).load(s.fqn))
+        dense = joined(home, lambda step: self.checkpoint.load(step.entry.fqn))
         needs_data = algorithm_of(entry.config) is not None
         # formats that need no data are there from the start
         if self.sequential and entry.config is not None and not needs_data:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ao_core.checkpoints.convert import Converted, convert
-from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.homes import Step
+from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.progress import Advance
 from ao_core.errors import CheckpointError, ConfigError
 from ao_core.registry import Table, registry

@@ -15,7 +15,8 @@ from ao_core.calibration.needing import algorithm_of
 from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
-from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.homes import Step
+from ao_core.checkpoints.job import Job
 from ao_core.config import ConfigLike
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord, Report, aligned, size_text

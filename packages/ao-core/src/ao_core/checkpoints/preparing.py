@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from ao_core.checkpoints.decide import chosen_of, job_of, whole_model
 from ao_core.checkpoints.files import PREPARED, copied_files
 from ao_core.checkpoints.folders import write_untied
+from ao_core.checkpoints.homes import Step, joined
 from ao_core.checkpoints.job import Calibration, Job
 from ao_core.checkpoints.state import job_id, write_whole
 from ao_core.checkpoints.work import clear, other_run
 from ao_core.errors import CheckpointError
 from ao_core.folder_records import FolderModel
-from ao_core.mapped import mapped_from, spilling
+from ao_core.mapped import mapped_from, spilled, spilling
 from ao_core.preparing import changes, prepare, prepared_report
-from ao_core.report import Report
+from ao_core.report import ParameterRecord, Report
 from ao_core.schema import ANY, TEXT, Fields, Items, SchemaError, Table
-from ao_core.steps import STEP_FIELDS, Step
+from ao_core.steps import STEP_FIELDS
+from ao_core.steps import Step as InputStep
 from ao_core.targets import Decision
 from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.saving import Checkpoint, open_checkpoint
@@ -66,7 +68,7 @@ def prepared_job(job: Job, work: Path) -> Job:
         assert done is not None
     tensors = open_checkpoint(work / _STEPS)
     steps = {
-        name: _read_steps(tensors, name, [Step(**each) for each in made])
+        name: _read_steps(tensors, name, [InputStep(**each) for each in made])
         for name, made in done["steps"].items()
     }
     preparing = job.preparing
@@ -100,21 +102,23 @@ def _make(job: Job, work: Path, identity: Mapping[str, Any]) -> None:
     folder.mkdir()
     known, calibration = whole_model(job, preparing.batches)
     mapped = _mapping(checkpoint)
-    _fill(calibration, checkpoint, mapped)
     model = calibration.model
 
     def decided(there: nn.Module, config: Any) -> Sequence[Decision]:
-        return chosen_of(replace(known, model=there), config, job.include, job.exclude)
+        chosen = chosen_of(replace(known, model=there), config, job.include, job.exclude)
+        # by the names of the model alone, at which a transform looks for modules
+        own = {name for name, _ in there.named_parameters(remove_duplicate=False)}
+        return [replace(e, owners=tuple(o for o in e.owners if o.fqn in own)) for e in chosen]
 
     steps: dict[str, ChosenSteps] = {}
     reports: list[Report] = []
     with spilling(folder):
+        _fill(calibration, checkpoint, mapped)
         for config in preparing.before:
             now, notes = prepare(model, config, [job.config], decided, preparing.batches, steps)
             changed = {name for names, _, _ in changes(model, now) for name in names}
             reports.append(prepared_report(now, config, changed, notes))
             model = now
-        files = {name: file for file, name in reversed(known.names.items())}
         tensors, untied = _tensors(job, known.names, model, mapped)
         _write(folder / job.names.single, {**tensors, **untied}, _ties(checkpoint, known, model))
     for file in copied_files(checkpoint.path):
@@ -124,7 +128,7 @@ def _make(job: Job, work: Path, identity: Mapping[str, Any]) -> None:
     _write(work / _STEPS, _step_tensors(steps), {})
     made = {
         "job": dict(identity),
-        "reports": [_in_files(report, files).to_json() for report in reports],
+        "reports": [_in_files(report, known.names, job.steps).to_json() for report in reports],
         "steps": {
             name: [{"kind": step.kind, "block": step.block} for step in each.steps]
             for name, each in steps.items()
@@ -139,8 +143,16 @@ def _fill(
     """Give the model the tensors of the files, none of which is read by that."""
     calibration.fill_buffers()  # while parameters are on the meta device: it gives these values, too
     for entry in calibration.decisions:
-        name = calibration.homes[entry.fqn].entry.fqn
-        value = checkpoint.load(name) if name in checkpoint.records else mapped(name)
+        home = calibration.homes[entry.fqn]
+        value = joined(
+            home,
+            lambda step: (
+                checkpoint.load(step.entry.fqn)
+                if step.entry.fqn in checkpoint.records
+                else mapped(step.entry.fqn)
+            ),
+        )
+        value = value if len(home.parts) == 1 else spilled(value)
         parameter = nn.Parameter(value, requires_grad=False)
         for owner in entry.owners:
             owner.module._parameters[owner.name] = parameter
@@ -163,7 +175,10 @@ def _mapping(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
 
 
 def _tensors(
-    job: Job, names: Mapping[str, str], model: nn.Module, mapped: Callable[[str], Tensor]
+    job: Job,
+    names: Mapping[str, str],
+    model: nn.Module,
+    mapped: Callable[[str], Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The plain tensors of the files as the model has them, and parameters that are in none of them any more.
 
@@ -173,12 +188,13 @@ def _tensors(
     found: dict[str, Tensor] = {}
     written: set[int] = set()
     for step in job.steps:
-        own = now.get(names.get(step.entry.fqn, ""))
+        whole = now.get(names.get(step.entry.fqn, ""))
+        own = None if whole is None else step.of(whole)
         if own is None or tuple(own.shape) != step.entry.shape or step.entry.spec is not None:
             found |= {leaf: mapped(leaf) for leaf in step.entry.leaves}
         else:
             found[step.entry.fqn] = own.detach()
-            written.add(id(own))
+            written.add(id(whole))
     parameters = model.named_parameters()
     return found, {name: p.detach() for name, p in parameters if id(p) not in written}
 
@@ -216,7 +232,7 @@ def _step_tensors(steps: Mapping[str, ChosenSteps]) -> dict[str, Tensor]:
     return found
 
 
-def _read_steps(tensors: Checkpoint, name: str, steps: Sequence[Step]) -> ChosenSteps:
+def _read_steps(tensors: Checkpoint, name: str, steps: Sequence[InputStep]) -> ChosenSteps:
     def read(leaf: str) -> Tensor | None:
         return tensors.read(leaf) if leaf in tensors.slots else None
 
@@ -225,7 +241,27 @@ def _read_steps(tensors: Checkpoint, name: str, steps: Sequence[Step]) -> Chosen
     return ChosenSteps(tuple(steps), read(f"{name}.in_scale"), low_rank)
 
 
-def _in_files(report: Report, files: Mapping[str, str]) -> Report:
-    """A report by the names that tensors have in the files."""
-    records = [replace(each, fqn=files.get(each.fqn, each.fqn)) for each in report.records]
+def _in_files(report: Report, names: Mapping[str, str], steps: Sequence[Step]) -> Report:
+    """A report by the names that tensors have in the files, each with its own size."""
+    entries = {step.entry.fqn: step.entry for step in steps}
+    files: dict[str, list[str]] = {}
+    for file, name in names.items():
+        files.setdefault(name, []).append(file)
+    records: list[ParameterRecord] = []
+    for each in report.records:
+        found = files.get(each.fqn, [each.fqn])
+        if len(found) == 1:
+            records.append(replace(each, fqn=found[0]))
+            continue
+        for file in found:
+            entry = entries[file]
+            records.append(
+                replace(
+                    each,
+                    fqn=file,
+                    shape=entry.shape,
+                    bytes_before=entry.nbytes,
+                    bytes_after=entry.nbytes,
+                )
+            )
     return replace(report, records=tuple(records))

@@ -30,7 +30,8 @@ from ao_core.checkpoints.files import (
     write_reports,
 )
 from ao_core.checkpoints.folders import write_others
-from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.homes import Step
+from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
 from ao_core.checkpoints.preparing import check_prepared, prepared_job
@@ -271,7 +272,7 @@ def _blocks(job: Job) -> list[str]:
     units = unit_names(job.calibration.model)
     found: dict[str, None] = {}
     for entry in job.calibration.decisions:
-        name = job.calibration.homes[entry.fqn].fqn
+        name = job.calibration.homes[entry.fqn].name
         for unit in units:
             inner = entry.fqn.removeprefix(f"{unit}.")
             if inner != entry.fqn and name.endswith(f".{inner}"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -55,8 +57,9 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
         return f"{kind.__name__} cannot be made from config.json: {type(error).__name__}: {text}"
     tie(model)
     title = f"{kind.__name__} of transformers {transformers.__version__}"
-    found, kept = _parameters_of(model, names)
-    return FolderModel(model, found, kept, title, partial(_fill_buffers, model))
+    found, kept, joins = _parameters_of(model, names)
+    fill, places = partial(_fill_buffers, model), partial(_places, model, joins)
+    return FolderModel(model, found, kept, title, fill, places)
 
 
 def _fill_buffers(model: PreTrainedModel) -> None:
@@ -99,15 +102,32 @@ def _unset(dtype: torch.dtype) -> float | int | bool:
     return False if dtype == torch.bool else int(torch.iinfo(dtype).min)
 
 
+#: an index of a parameter: numbers of matrices, then slices
+Place = tuple[int | slice, ...]
+
+
+class _Join(NamedTuple):
+    """How a tensor of the files becomes a part of a parameter."""
+
+    converter: WeightConverter
+    #: of the converter, which takes the tensor for this one
+    pattern: str
+    #: what transformers calls the parameter, as it collects its parts
+    target: str
+
+
 def _parameters_of(
     model: PreTrainedModel, names: Iterable[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The parameter that each tensor becomes, and the tensors that loading computes something else from."""
+) -> tuple[dict[str, str], dict[str, str], dict[str, _Join]]:
+    """The parameter that each tensor becomes, tensors that loading computes something else from, and joins.
+
+    All by the names of tensors; joins in the order in which transformers loads.
+    """
     conversions = get_model_conversion_mapping(model)
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     state, prefix = model.state_dict(), model.base_model_prefix
-    found, kept = {}, {}
+    found, kept, joins = {}, {}, {}
     # some renamings depend on what came before, in the order in which transformers loads
     for name in sorted(names, key=dot_natural_key):
         new, pattern = rename_source_key(name, renamings, converters, prefix, state)
@@ -123,4 +143,53 @@ def _parameters_of(
             )
         elif new in state:
             found[name] = new
-    return found, kept
+            if converter is not None and pattern is not None:
+                joins[name] = _Join(converter, pattern, new)
+    return found, kept, joins
+
+
+def _places(
+    model: PreTrainedModel,
+    joins: Mapping[str, _Join],
+    parameter: str,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Place]:
+    """Where tensors lie in the parameter that they are joined of; empty where they are not whole there.
+
+    The model's own converter is run on the numbers of their rows: its operations join along rows, or stack.
+    """
+    own = {
+        name: join for name, join in joins.items() if name in shapes and join.target == parameter
+    }
+    if set(own) != set(shapes) or len({id(join.converter) for join in own.values()}) != 1:
+        return {}
+    converter = copy.deepcopy(next(iter(own.values())).converter)
+    numbers: dict[str, torch.Tensor] = {}
+    count = 0
+    for name, join in own.items():
+        rows = shapes[name][:-1]
+        numbers[name] = torch.arange(count, count + prod(rows)).reshape(*rows, 1)
+        count += prod(rows)
+        converter.add_tensor(parameter, name, join.pattern, partial(_same, numbers[name]))
+    made = converter.convert(parameter, model=model, config=model.config).get(parameter)
+    if isinstance(made, list):
+        made = made[0]
+    if not isinstance(made, torch.Tensor) or made.numel() != count:
+        return {}
+    found: dict[str, Place] = {}
+    where = made.flatten().argsort()
+    for name, own_rows in numbers.items():
+        first = where[own_rows.flatten()[0]]
+        corner = [int(each) for each in torch.unravel_index(first, made.shape[:-1])]
+        matrices = len(corner) - (own_rows.dim() - 1)
+        ends = zip(corner[matrices:], own_rows.shape, strict=False)
+        slices = [slice(start, start + size) for start, size in ends]
+        place: Place = (*corner[:matrices], *slices)
+        if not torch.equal(made[place], own_rows):
+            return {}
+        found[name] = place
+    return found
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
