@@ -12,7 +12,7 @@ from torch import nn
 from ao_quant import autoquant
 from ao_quant.autotuning import cache as caching
 from ao_quant.autotuning.cache import Cache, default_folder, machine
-from ao_quant.autotuning.timing import Trial, measure, stopwatch
+from ao_quant.timing import Trial, measure, stopwatch
 
 CPU = torch.device("cpu")
 

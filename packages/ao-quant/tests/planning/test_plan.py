@@ -262,7 +262,7 @@ def test_the_same_plan_twice_and_from_a_file(model, tmp_path):
     with pytest.raises(ConfigError, match="an object is expected"):
         QuantizationPlan.from_json("[]")
     with pytest.raises(ConfigError, match="ao_quant_plan=99"):
-        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 3', '"ao_quant_plan": 99'))
+        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 4', '"ao_quant_plan": 99'))
     with pytest.raises(ConfigError, match=r"choices\[0\] lacks the field 'shape'"):
         QuantizationPlan.from_json(text.replace('"shape"', '"form"'))
 
@@ -303,7 +303,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give exactly one of budget, bits and max_kl; found none"),
+        ({}, "give exactly one of budget, bits, max_kl and tokens_per_second; found none"),
         ({"budget": "1MB", "bits": 4.0}, "found budget='1MB', bits=4.0"),
         ({"budget": "much"}, "budget='much': give positive bytes, or a size such as \"300MB\""),
         ({"budget": 0}, "budget=0"),

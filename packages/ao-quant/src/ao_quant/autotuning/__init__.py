@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
-from ao_quant.autotuning.timing import Trial
 from ao_quant.autotuning.tuner import CANDIDATES, OneRowWarning, autoquant
+from ao_quant.timing import Trial
 
 __all__ = [
     "CANDIDATES",

@@ -29,10 +29,10 @@ from ao_core.ext.quantizing import (
 from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import Uses, bound, record
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
-from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
 from ao_quant.autotuning.whole import compare, pick, whole_models
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.text import config_text
+from ao_quant.timing import Timer, Trial, measure, stopwatch
 
 __all__ = ["CANDIDATES", "OneRowWarning", "autoquant"]
 

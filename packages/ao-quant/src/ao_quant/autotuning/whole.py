@@ -13,8 +13,8 @@ from ao_core.ext.calibration import Replacement, Sample, answer, call
 from ao_core.ext.numerics import error_sums, sqnr_of_sums
 from ao_core.ext.quantizing import Decision, convert
 from ao_quant.autotuning.result import Layer, Whole
-from ao_quant.autotuning.timing import Timer, Trial, measure
 from ao_quant.planning.text import config_text
+from ao_quant.timing import Timer, Trial, measure
 
 __all__ = ["MIXED", "compare", "pick", "whole_models"]
 

@@ -13,6 +13,7 @@ from ao_core.ext.reports import size_text
 from ao_quant.planning.judging import Whole
 from ao_quant.planning.result import QuantizationPlan
 from ao_quant.planning.solve import solve
+from ao_quant.planning.speed import Speeds
 from ao_quant.planning.uniform import best_measured, corrected
 
 __all__ = ["Needs", "chosen"]
@@ -43,6 +44,7 @@ def chosen(
     needs: Needs,
     configs: Sequence[Config],
     whole: Whole | None,
+    speeds: Speeds | None = None,
     *,
     predicted: bool,
 ) -> QuantizationPlan:
@@ -53,26 +55,31 @@ def chosen(
         needs: beside the tensors.
         configs: the candidates.
         whole: to measure plans; None: nothing can be.
+        speeds: of models with plans; None: nothing is timed.
         predicted: whether errors are predictions, which measurements correct first.
     """
 
     def picked(picks: Sequence[int]) -> QuantizationPlan:
-        return dense.picking(picks, fixed=needs.fixed(picks))
+        speed = None if speeds is None else speeds.tokens_per_second(picks)
+        return dense.picking(picks, fixed=needs.fixed(picks)).having(speed=speed)
 
     def found() -> QuantizationPlan:
+        if speeds is not None:
+            return speeds.plan(dense)
         if dense.goal == "max_kl":
             assert whole is not None
             return _below_divergence(dense, whole)
         return _within_budget(dense, needs) if dense.goal == "budget" else _within_bits(dense)
 
     if predicted and whole is not None and dense.choices:
-        dense = corrected(dense, _start(dense, needs), whole.error)
+        start = _start(dense, needs) if speeds is None else speeds.plan(dense, checked=False)
+        dense = corrected(dense, start, whole.error)
     best = found()
-    best = best.picking(best.picks, measured=best.measured, fixed=needs.fixed(best.picks))
+    best = picked(best.picks).having(measured=best.measured)
     if whole is None:
         return best_measured(best, configs, picked, None)
     if best.measured is None:
-        best = best.picking(best.picks, measured=whole.error(best))
+        best = best.having(measured=whole.error(best))
     return best_measured(best, configs, picked, whole.error)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but, is_converted
+from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but, is_converted, shown
 from ao_core.ext.calibration import Data, Sample, batches_of, call, evaluating
 from ao_core.ext.quantizing import FilterFn, Progress, watched
 from ao_core.ext.quantizing import decide as decide
@@ -22,6 +22,7 @@ from ao_quant.planning.measure import MEASURES
 from ao_quant.planning.options import Maker, error_by, options_of
 from ao_quant.planning.result import Kept, QuantizationPlan
 from ao_quant.planning.sizes import Files, budget_bytes
+from ao_quant.planning.speed import Clock, Speeds, first_token
 
 __all__ = ["CANDIDATES", "plan"]
 
@@ -36,17 +37,19 @@ CANDIDATES = (
 )
 
 
-@checked_but("data")
+@checked_but("data", "timed")
 def plan(
     model: nn.Module,
     *,
     budget: int | str | None = None,
     bits: float | None = None,
     max_kl: float | None = None,
+    tokens_per_second: float | None = None,
     candidates: Sequence[ConfigLike] = CANDIDATES,
     sample: Sample | None = None,
     data: Data | None = None,
     measure: str | None = None,
+    timed: Sample | None = None,
     filter_fn: FilterFn | None = None,
     progress: Progress = None,
 ) -> QuantizationPlan:
@@ -55,7 +58,7 @@ def plan(
     What the model loses with each weight in each candidate format is predicted, or measured, for each alone;
     losses are added up, and the choice of least sum within the budget is found exactly. If there is data or a
     sample, each candidate that fits is also measured on all weights, and is taken if it is better than the
-    plan. Exactly one of `budget`, `bits` and `max_kl` is given. The model is not changed.
+    plan. Give exactly one of `budget`, `bits`, `max_kl` and `tokens_per_second`. The model is not changed.
 
     Args:
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
@@ -64,6 +67,9 @@ def plan(
         bits: mean bits per planned weight, scales and zero points included.
         max_kl: in bits per position; the smallest files are found for which the whole plan, measured
             on the data or the sample, diverges no more than that from the model.
+        tokens_per_second: the least error in a model that answers one token, with no context, at least so
+            often a second on the device where it is. The model is timed dense, with each candidate, and with
+            plans until one is fast enough.
         candidates: configurations or names of recipes, also those that need data. To leave a weight as it
             is always is one.
         sample: one input of the model: a tensor, a tuple of arguments, or a mapping of them. The model
@@ -76,6 +82,8 @@ def plan(
             signal of the answers; the default is "kl" where the answer has `logits`, else "output". "layer":
             the same of the outputs of each layer on the data; "weight": of a weight's values, which needs no
             data but has to be asked for, since it does not tell what the model loses.
+        timed: for `tokens_per_second`, an input whose answer counts as one token; by default the first token
+            of the first batch.
         filter_fn: as in `quantize_`: (module, its name) -> whether its weights are planned, for
             instance to plan embeddings too.
         progress: True for a bar, or a function called with (done, total, name).
@@ -87,7 +95,9 @@ def plan(
         QuantizationError: weights with NaN or inf, or on the meta device.
         MissingExtraError: scipy is not installed (extra "plan").
     """
-    goal, limit = _goal(budget, bits, max_kl)
+    goal, limit = _goal(budget, bits, max_kl, tokens_per_second)
+    if timed is not None and goal != "tokens_per_second":
+        raise ConfigError(f"timed={shown(timed)}: {goal} times nothing; leave it out")
     configs = resolve_candidates(candidates, calibrated=True)
     entries = decide(model, configs[0], filter_fn)
     planned = [entry for entry in entries if kept_anyway(entry) is None]
@@ -137,15 +147,42 @@ def plan(
         choices, kept, goal=goal, limit=limit, measure=measure, fixed=needs.base
     )
     whole = None if judge is None else Whole(planned, judge, maker.tensor)
-    return chosen(dense, needs, configs, whole, predicted=predicted)
+    speeds = None
+    if goal == "tokens_per_second" and planned:
+        step = timed if timed is not None else _first_token(sample, batches)
+        speeds = Speeds.of(dense, configs, Clock(model, step, planned, maker.tensor))
+    return chosen(dense, needs, configs, whole, speeds, predicted=predicted)
 
 
-def _goal(budget: int | str | None, bits: float | None, max_kl: float | None) -> tuple[str, float]:
-    given = {"budget": budget, "bits": bits, "max_kl": max_kl}
+def _first_token(sample: Sample | None, batches: Sequence[Sample] | None) -> Sample:
+    batch = sample if sample is not None else batches[0] if batches else None
+    step = None if batch is None else first_token(batch)
+    if step is None:
+        raise ConfigError(
+            f"timed=None: tokens_per_second needs an input whose answer counts as one token, and "
+            f"{shown(batch)} has no tokens (N, T) as its 'input_ids'; pass timed=, such as one row of it"
+        )
+    return step
+
+
+def _goal(
+    budget: int | str | None,
+    bits: float | None,
+    max_kl: float | None,
+    tokens_per_second: float | None,
+) -> tuple[str, float]:
+    given = {
+        "budget": budget,
+        "bits": bits,
+        "max_kl": max_kl,
+        "tokens_per_second": tokens_per_second,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) != 1:
         found = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
-        raise ConfigError(f"give exactly one of budget, bits and max_kl; found {found}")
+        raise ConfigError(
+            f"give exactly one of budget, bits, max_kl and tokens_per_second; found {found}"
+        )
     ((name, value),) = given.items()
     if name == "budget":
         return name, budget_bytes(value)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Kept", "Option", "QuantizationPlan", "Uniform"]
 
-_FORMAT = 3
+_FORMAT = 4
 _SIZE = OneOf((COUNT, FINITE), "a number")
 _OPTION = Fields({"config": Optional(Table(ANY)), "bytes": _SIZE, "data": _SIZE, "error": _SIZE})
 _CHOICE = Fields(
@@ -51,7 +51,13 @@ _CHOICE = Fields(
     }
 )
 _UNIFORM = Fields(
-    {"config": Table(ANY), "bytes": _SIZE, "error": _SIZE, "measured": Optional(_SIZE)}
+    {
+        "config": Table(ANY),
+        "bytes": _SIZE,
+        "error": _SIZE,
+        "measured": Optional(_SIZE),
+        "speed": Optional(_SIZE),
+    }
 )
 #: what the JSON form of a plan must be
 _FIELDS = Fields(
@@ -62,6 +68,7 @@ _FIELDS = Fields(
         "limit": _SIZE,
         "measure": TEXT,
         "measured": Optional(_SIZE),
+        "speed": Optional(_SIZE),
         "fixed": COUNT,
         "choices": Items(_CHOICE),
         "uniform": Items(_UNIFORM),
@@ -115,6 +122,8 @@ class Uniform:
     error: float
     #: on the data or the sample; None where it was too large, or predicted to be far worse than the plan
     measured: float | None = None
+    #: measured tokens per second; None where nothing is timed
+    speed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ class QuantizationPlan(FqnToConfig):
     choices: tuple[Choice, ...]
     #: weights that stay as they are, with reasons
     kept: tuple[Kept, ...]
-    #: what was asked for: "budget", "bits" or "max_kl", and how much
+    #: what was asked for: "budget", "bits", "max_kl" or "tokens_per_second", and how much
     goal: str
     limit: float
     #: "weight", "layer", "output" or "kl"; see `plan`
@@ -146,6 +155,8 @@ class QuantizationPlan(FqnToConfig):
     fixed: int
     #: the error of the choices together on the sample or the data; None without one
     measured: float | None
+    #: tokens per second, measured on the device where it was made; None where nothing was timed
+    speed: float | None
     #: each candidate for all weights; the plan is none of them where they are worse
     uniform: tuple[Uniform, ...]
     #: (predicted, measured) errors of groups of weights, by which predictions were corrected
@@ -161,6 +172,7 @@ class QuantizationPlan(FqnToConfig):
         measure: str,
         fixed: int,
         measured: float | None = None,
+        speed: float | None = None,
         uniform: Sequence[Uniform] = (),
         checks: Sequence[tuple[float, float]] = (),
     ) -> None:
@@ -174,6 +186,7 @@ class QuantizationPlan(FqnToConfig):
             "measure": measure,
             "fixed": fixed,
             "measured": measured,
+            "speed": speed,
             "uniform": tuple(uniform),
             "checks": tuple(checks),
         }
@@ -182,9 +195,9 @@ class QuantizationPlan(FqnToConfig):
 
     def having(self, **fields: Any) -> QuantizationPlan:
         """The same with other values of some fields."""
-        names = ("choices", "kept", "goal", "limit", "measure", "fixed", "measured", "uniform")
+        names = ("choices", "kept", "goal", "limit", "measure", "fixed", "measured", "speed")
         return QuantizationPlan(
-            **{name: getattr(self, name) for name in (*names, "checks")} | fields
+            **{name: getattr(self, name) for name in (*names, "uniform", "checks")} | fields
         )
 
     def picking(
@@ -195,10 +208,13 @@ class QuantizationPlan(FqnToConfig):
             choices=[replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)],
             fixed=self.fixed if fixed is None else fixed,
             measured=measured,
+            speed=None,
         )
 
     def fits(self, other: QuantizationPlan) -> bool:
-        """Whether another plan of the same weights is within what was asked for, as far as sizes go."""
+        """Whether another plan of the same weights is within what was asked for, but for its error."""
+        if self.goal == "tokens_per_second":
+            return other.speed is not None and other.speed >= self.limit
         if self.goal == "max_kl":
             return other.bytes <= self.bytes
         return (other.bytes if self.goal == "budget" else other.bits) <= self.limit
@@ -257,6 +273,7 @@ class QuantizationPlan(FqnToConfig):
             "limit": self.limit,
             "measure": self.measure,
             "measured": self.measured,
+            "speed": self.speed,
             "fixed": self.fixed,
             "choices": [
                 {
@@ -292,7 +309,8 @@ class QuantizationPlan(FqnToConfig):
             found = cls(
                 [_choice(choice) for choice in data["choices"]],
                 [Kept(**kept) for kept in data["kept"]],
-                **{name: data[name] for name in ("goal", "limit", "measure", "fixed", "measured")},
+                **{name: data[name] for name in ("goal", "limit", "measure", "fixed")},
+                **{name: data[name] for name in ("measured", "speed")},
                 uniform=[
                     Uniform(**{**each, "config": config_from_dict(each["config"])})
                     for each in data["uniform"]

@@ -25,7 +25,7 @@ ERRORS = {
 }
 _HEADER = ("parameter", "shape", "format", "bits", "bytes", "error")
 _RIGHT = (3, 4, 5)
-_UNIFORM = ("format", "bytes", "error", "measured", "")
+_UNIFORM = ("format", "bytes", "error", "measured", "tokens/s", "")
 
 
 def plan_text(plan: QuantizationPlan) -> str:
@@ -46,8 +46,12 @@ def plan_text(plan: QuantizationPlan) -> str:
         lines = [f"  {n} × {reason}: {size_text(sizes[reason])}" for reason, n in counts.items()]
         blocks.append("\n".join([f"as they are ({len(plan.kept)}):", *lines]))
     if plan.uniform:
-        rows = [_uniform_row(each, plan) for each in sorted(plan.uniform, key=lambda u: u.bytes)]
-        blocks.append("one format for all:\n" + aligned([_UNIFORM, *rows], right=(1, 2, 3)))
+        rows: list[tuple[str, ...]] = [_UNIFORM]
+        rows += [_uniform_row(each, plan) for each in sorted(plan.uniform, key=lambda u: u.bytes)]
+        right: tuple[int, ...] = (1, 2, 3, 4)
+        if plan.speed is None:
+            rows, right = [(*row[:4], row[5]) for row in rows], right[:3]
+        blocks.append("one format for all:\n" + aligned(rows, right=right))
     return "\n\n".join([*blocks, _totals(plan)])
 
 
@@ -81,15 +85,18 @@ def _uniform_row(uniform: Uniform, plan: QuantizationPlan) -> tuple[str, ...]:
     alike = all(choice.option.config in (uniform.config, None) for choice in plan.choices)
     taken = "taken" if alike and uniform.bytes == plan.bytes else ""
     size = size_text(uniform.bytes)
-    return config_text(uniform.config), size, f"{uniform.error:.3g}", measured, taken
+    speed = "" if uniform.speed is None else f"{uniform.speed:.4g}"
+    return config_text(uniform.config), size, f"{uniform.error:.3g}", measured, speed, taken
 
 
 def _totals(plan: QuantizationPlan) -> str:
     asked = size_text(int(plan.limit)) if plan.goal == "budget" else f"{plan.limit:g}"
     measured = "" if plan.measured is None else f" (together {plan.measured:.3g}, measured)"
     rank = plan.rank_correlation
+    speed = "" if plan.speed is None else f", {plan.speed:.4g} tokens/s"
     agree = "" if rank is None else f"; predicted and measured errors agree in rank by {rank:.2f}"
+    size = f"{size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits per weight"
     return (
-        f"{plan.goal}={asked}: {size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits per weight, "
+        f"{plan.goal}={asked}: {size}{speed}, "
         f"{ERRORS[plan.measure]} {plan.error:.3g}{measured}{agree}; plan {plan.hash}"
     )

@@ -83,8 +83,8 @@ def best_measured(
         error = other.error if measured is None else None
         if measured is not None and found.fits(other) and other.error <= _FAR * _error(found):
             error = measured(other, None)
-            other = other.picking(other.picks, measured=error, fixed=other.fixed)
-        uniform.append(Uniform(config, other.bytes, other.error, other.measured))
+            other = other.having(measured=error)
+        uniform.append(Uniform(config, other.bytes, other.error, other.measured, other.speed))
         if error is None or not found.fits(other):
             continue
         good = error <= found.limit if found.goal == "max_kl" else error < _error(best)
