@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from calibrated_in_memory import batches
 from transformers import (
     AutoModelForCausalLM,
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 from ao_core import QTensor, open_checkpoint, plan_checkpoint, quantize_
+from ao_hf.transformers.folders import folder_model
 from ao_quant import (
     AWQConfig,
     Float8WeightOnlyConfig,
@@ -143,6 +145,36 @@ def test_blocks_that_cross_the_tensors_of_the_files(folder, tmp_path) -> None:
         experts = loaded.model.layers[0].mlp.experts
         assert isinstance(experts.down_proj, QTensor)
         assert not isinstance(experts.gate_up_proj, QTensor)
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3", "Ernie4_5_Moe", "Jamba", "Olmoe"])
+def test_places_in_other_families(tmp_path, name) -> None:
+    """Each tensor of the files has the values of the parameter at its place."""
+    kind = getattr(transformers, f"{name}Config")
+    more = {
+        **dict.fromkeys(("num_experts", "n_routed_experts", "moe_num_experts"), 4),
+        **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+        **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+        "moe_intermediate_size": 24,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+    own = {each: value for each, value in {**SIZES, **more}.items() if hasattr(kind(), each)}
+    model = getattr(transformers, f"{name}ForCausalLM")(kind(**own, pad_token_id=0))
+    model.save_pretrained(tmp_path)
+    files, parameters = open_checkpoint(tmp_path), dict(model.named_parameters())
+    known = folder_model(tmp_path, type(model).__name__, list(files.entries))
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for file, parameter in known.names.items():
+        parts.setdefault(parameter, {})[file] = files.entries[file].shape
+    joined = {parameter: shapes for parameter, shapes in parts.items() if len(shapes) > 1}
+    assert {p.rpartition(".")[2] for p in joined} == {"gate_up_proj", "down_proj"}
+    for parameter, shapes in joined.items():
+        places = known.places(parameter, shapes)
+        assert places.keys() == shapes.keys()
+        for file, place in places.items():
+            assert torch.equal(parameters[parameter][place], files.read(file)), file
 
 
 def test_the_same_tensors_are_there(folder, tmp_path) -> None:
