@@ -67,7 +67,7 @@ def _plan(base: Config, lr: float, steps: int) -> Plan:
 
 
 PLANS = {
-    "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4, 300),
+    "int3 g64": _plan(UIntxWeightOnlyConfig(3, 64), 5e-4, 700),
     "int2 g64": _plan(UIntxWeightOnlyConfig(2, 64), 1e-3, 60),
     "ternary g64": Plan(
         BitNetWeightOnlyConfig(64),

@@ -37,8 +37,8 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
 def _invert_lower(lower: Tensor) -> None:
     """Put the inverse of a lower triangular matrix in its place.
 
-    By halves, with [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]: a third of what solving for the
-    columns of the identity takes, and no second matrix of its size.
+    By halves, with [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]: fewer operations than solving for the
+    columns of the identity, and no second matrix of its size.
     """
     size = len(lower)
     if size <= _SMALL:
