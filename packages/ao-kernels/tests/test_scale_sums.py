@@ -29,10 +29,11 @@ def test_ties_are_those_of_quantize(name: str) -> None:
     """Elements half way between two codes: other ones would change the sums of e x by much."""
     spec = Spec(name, (1, -1))
     x = torch.arange(-40, 41).mul(0.25).expand(3, 81) * torch.tensor([[1.0], [0.75], [1.5]])
-    scale = torch.tensor([[0.5, 1.0, 3.0, 0.375] * 5, [0.75] * 20, [1.5] * 20])
+    scale = torch.tensor([[0.5, 1.0, 3.0, 0.375], [0.75] * 4, [1.5] * 4])
     sums = kernel(x, scale, None, None, None, spec).double()
     expected = dequantized_sums(x, scale, None, None, None, spec)
-    assert ((sums - expected).abs() <= 1e-5 * (1 + expected[0, :, -1:])).all()
+    square = x.double().square().sum(1, keepdim=True)
+    assert ((sums - expected).abs() <= 1e-5 * (1 + square)).all()
 
 
 @pytest.mark.parametrize("zero_point", ["none", "int", "float"])

@@ -310,10 +310,10 @@ _SCALE_SUMS = Op(
 
     x is (B, E); scale, as stored but in float32, and zero_point, in the domain of codes, are (B, C), and
     importance is (B, E) in float32. With the error e = (v - zero_point) * scale - x of an element and its
-    importance w, 1 without any, the result (3, B, C + 1), float32, has the sums of w e², w e x and w e;
-    with a power, above 0 and at most 2, a fourth is that of w |e|**power. The last column has those of
-    values that are all 0. v is the value of the format `spec.dtype` that is nearest to
-    x / scale + zero_point in float32, as `quantize` has it.
+    importance w, 1 without any, the result (3, B, C), float32, has the sums of w e², w e x and w e; with a
+    power, above 0 and at most 2, a fourth is that of w |e|**power. v is the value of the format `spec.dtype`
+    that is nearest to x / scale + zero_point in float32, as `quantize` has it; with more than 4
+    candidates it may be the other one near a tie. A scale of 0 makes all values 0.
     """,
     _trials("kernel_sums", "SCALE_SUMS"),
     is_conversion=True,

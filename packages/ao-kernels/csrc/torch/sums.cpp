@@ -27,10 +27,9 @@ Tensor scale_sums_op(const Tensor& x, const Tensor& scale, const std::optional<T
   std::optional<Tensor> point, weights;
   if (zero) point = floats("zero_point", *zero, s.rows, s.candidates);
   if (importance) weights = floats("importance", *importance, s.rows, s.columns);
-  AO_CHECK(s.candidates > 0, "scale: has no columns");
   AO_CHECK(!power || (*power > 0 && *power <= 2), "power=", *power, ": must be above 0 and at most 2");
   s.power = power ? static_cast<float>(*power) : 0.0f;
-  Tensor sums = make({power ? 4 : 3, s.rows, s.candidates + 1}, ScalarType::Float);
+  Tensor sums = make({power ? 4 : 3, s.rows, s.candidates}, ScalarType::Float);
   if (sums.numel() == 0) return sums;
   s.x = dense.const_data_ptr();
   s.scale = static_cast<const float*>(by.const_data_ptr());
@@ -45,7 +44,7 @@ Tensor scale_sums_op(const Tensor& x, const Tensor& scale, const std::optional<T
 }  // namespace ao
 
 // x, importance: (rows, columns); scale, zero_point: (rows, candidates). The result is (3, or 4 with a power, rows,
-// candidates + 1), see `ScaleSums`; formats are as those of `encode`.
+// candidates), see `ScaleSums`; formats are as those of `encode`.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "scale_sums(Tensor x, Tensor scale, Tensor? zero_point, Tensor? importance, float? power, Tensor table, "

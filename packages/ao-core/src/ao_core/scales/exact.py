@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ao_core.numerics.slabs import searched_at_once
-from ao_core.scales.rows import Found, QParams, Rows, Sums, measured
+from ao_core.scales.rows import Found, QParams, Rows, Sums, measured, share_of
 
 __all__ = ["exact_errors", "never_worse"]
 
 #: sums in float32 are right to a much smaller part than this …
-_CERTAIN = 1e-3
+_CERTAIN = 2e-4
 #: … unless squares are so small that some have lost digits
 _LEAST = 1e-28
 
@@ -27,8 +27,9 @@ def never_worse(rows: Rows, found: Found) -> QParams:
     changed = found.q.scale != start.scale
     if start.zero_point is not None and found.q.zero_point is not None:
         changed |= found.q.zero_point != start.zero_point
-    better = changed & (found.sums.squares < (1 - _CERTAIN) * first.sums.squares)
-    better &= found.measure < (1 - _CERTAIN) * first.measure
+    again = rows.best(found.q)  # of one candidate, without doubt near ties
+    better = changed & (again.sums.squares < (1 - _CERTAIN) * first.sums.squares)
+    better &= again.measure < (1 - _CERTAIN) * first.measure
     better &= first.sums.squares > _LEAST
     doubtful = (changed & ~better).squeeze(1).nonzero().squeeze(1)
     if len(doubtful):
@@ -69,4 +70,4 @@ def exact_errors(rows: Rows, q: QParams) -> tuple[Tensor, Tensor]:
             powers = error.abs().pow_(rows.power)
             total[4] += (powers if weight is None else powers * weight).sum(1, keepdim=True)
     sums = Sums(total[0], total[1], total[2], None if rows.power is None else total[4])
-    return sums.squares, measured(sums, total[3], rows.gain, rows.power)
+    return sums.squares, measured(sums, share_of(total[3], rows.gain), rows.power)

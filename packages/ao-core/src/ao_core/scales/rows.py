@@ -14,10 +14,11 @@ from ao_core.records import Call, DType
 from ao_core.scales.stored import rounded_scale, rounded_zero
 from ao_core.spec import WHOLE, Spec
 
-__all__ = ["GAIN", "Found", "QParams", "Rows", "Sums", "measured"]
+__all__ = ["GAIN", "Found", "QParams", "Rows", "Sums", "measured", "share_of"]
 
 #: how much more than others an error along the weights counts, a change of their length
 GAIN = 10.0
+_HUGE = 1e30
 #: storage of scales that may be negative
 _MAY_BE_NEGATIVE = ("float32", "bfloat16", "float16")
 
@@ -84,7 +85,7 @@ class Found:
         return Found(self.q.merged(better, other.q), sums, measure)
 
 
-def measured(sums: Sums, square: Tensor, gain: float, power: float | None) -> Tensor:
+def measured(sums: Sums, share: Tensor | None, power: float | None) -> Tensor:
     """What searches make small, (B, C): the squared error, where its part along the weights counts more.
 
     With the error e of weights W and g = e·W / |W| that is
@@ -101,16 +102,20 @@ def measured(sums: Sums, square: Tensor, gain: float, power: float | None) -> Te
 
     Args:
         sums: of each candidate.
-        square: |W|**2 of each row, (B, 1).
-        gain: how much more the part along the weights counts.
+        share: gain / |W|**2 of each row, (B, 1), as `share_of` has it; None: gain is 0.
         power: None: 2.
     """
-    if gain == 0:
+    if share is None:
         return sums.squares
-    amplified = torch.addcmul(sums.squares, _ratio(gain, square) * sums.along, sums.along)
+    amplified = torch.addcmul(sums.squares, share * sums.along, sums.along)
     if power is None or sums.powers is None:
         return amplified
-    return sums.powers * _ratio(amplified, sums.squares).pow_(power / 2)
+    return sums.powers * (amplified / sums.squares).nan_to_num_(0.0).pow_(power / 2)
+
+
+def share_of(square: Tensor, gain: float) -> Tensor | None:
+    """gain / |W|**2, from that square of each row, (B, 1); 0 for a block of zeros. None where gain is 0."""
+    return torch.where(square == 0, 0.0, gain / square) if gain else None
 
 
 @dataclass(frozen=True)
@@ -137,42 +142,47 @@ class Rows:
     @cached_property
     def first(self) -> Found:
         """The start."""
-        sums = Sums(*self._started[..., :-1])
+        sums = Sums(*self._started[..., :1])
         return Found(self.start, sums, self.measure(sums))
 
     @cached_property
     def lost(self) -> Sums:
-        """What values of 0 would give, (B, 1): the sums of w x², -w x² and -w x."""
-        return Sums(*self._started[..., -1:])
+        """What a scale of 0 would give, (B, 1): the sums of w x², -w x² and -w x."""
+        return Sums(*self._started[..., 1:])
 
     @cached_property
     def _started(self) -> Tensor:
-        return self._sums(self.start)
+        scale = torch.cat([self.start.scale, torch.zeros_like(self.start.scale)], 1)
+        point = self.start.zero_point
+        return self._sums(QParams(scale, None if point is None else torch.cat([point, point], 1)))
 
     def _sums(self, q: QParams) -> Tensor:
         spec = _plain(self.dtype.name, q.zero_point is not None)
         shape = tuple(self.x.shape)
         call = Call("scale_sums", spec, shape, shape, self.x.dtype, self.x.device.type)
-        found: Tensor = run(
-            call, self.x, q.scale, q.zero_point, self.importance, self.power, spec
-        )
+        found: Tensor = run(call, self.x, q.scale, q.zero_point, self.importance, self.power, spec)
         return found
 
     def measure(self, sums: Sums) -> Tensor:
         """See `measured`."""
-        return measured(sums, self.lost.squares, self.gain, self.power)
+        return measured(sums, self._share, self.power)
+
+    @cached_property
+    def _share(self) -> Tensor | None:
+        return share_of(self.lost.squares, self.gain)
 
     def best(self, q: QParams) -> Found:
         """The candidate of each row with the least measure, of those with no greater squares than the start.
 
-        Where there is none, that with the measure infinity.
+        Where there is none, one with a huge measure.
         """
-        sums = Sums(*self._sums(q)[..., :-1])
-        no_worse = sums.squares <= self.first.sums.squares
-        measure = torch.where(no_worse, self.measure(sums), torch.inf)
+        sums = Sums(*self._sums(q))
+        # measures are small beside what this adds, and sums and products much faster than choices
+        excess = (sums.squares - self.first.sums.squares).clamp_(min=0.0)
+        measure = torch.add(self.measure(sums), excess, alpha=_HUGE)
         if measure.shape[1] == 1:
             return Found(q, sums, measure)
-        index = measure.argmin(1, keepdim=True)
+        index = _least(measure)
 
         def pick(values: Tensor) -> Tensor:
             return values.gather(1, index)
@@ -228,20 +238,20 @@ class Rows:
         the zero point as it is stored, the best multiple. What the codes do not determine stays.
         """
         lost, scale, point = self.lost, found.q.scale, found.q.zero_point
-        e2, ex, x2 = (v.double() for v in (found.sums.squares, found.sums.along, lost.squares))
-        share = _ratio(self.gain, x2)
+        e2, ex, x2 = found.sums.squares, found.sums.along, lost.squares
+        share = torch.zeros_like(x2) if self._share is None else self._share
         y2, yx = e2 + 2 * ex + x2, ex + x2
         square = y2 + share * yx * yx
         if point is None:
             return self.stored(_alike(scale * (yx * (1 + share * x2) / square), scale), None)
-        e1, x1 = found.sums.plain.double(), -lost.plain.double()
+        e1, x1 = found.sums.plain, -lost.plain
         y1, mixed, count = e1 + x1, e1 + x1 + share * yx * x1, self._count
         level = count + share * x1 * x1
         grown, moved = -(e2 + ex + share * ex * yx), -(e1 + share * ex * x1)
         determinant = square * level - mixed * mixed
         by = _alike(scale * (1 + (grown * level - moved * mixed) / determinant), scale)
         shift = (moved * square - grown * mixed) / determinant / by
-        wanted = torch.where(shift.isfinite(), point - shift, point).to(torch.float32)
+        wanted = torch.where(shift.isfinite(), point - shift, point)
         new = rounded_zero(wanted, self._whole(by), self.dtype, self.spec)
         change = scale * (point - new)
         y2, yx = y2 + change * (2 * y1 + change * count), yx + change * x1
@@ -253,19 +263,25 @@ class Rows:
         """The sum of importances of each row."""
         if self.importance is None:
             return self.x.shape[1]
-        return self.importance.sum(1, keepdim=True, dtype=torch.float64)
+        return self.importance.sum(1, keepdim=True)
 
 
-def _ratio(value: Tensor | float, by: Tensor) -> Tensor:
-    """The quotient; 0 where it would be by 0."""
-    return torch.where(by == 0, 0.0, value / by)
+def _least(measure: Tensor) -> Tensor:
+    """The column of the least number of each row, (B, 1), to a few digits; numbers are not negative.
+
+    As integers their bits are in the same order: the lowest ones make room for the column.
+    """
+    count = measure.shape[1]
+    mask = (1 << (count - 1).bit_length()) - 1
+    columns = torch.arange(count, dtype=torch.int32, device=measure.device)
+    bits = (measure.view(torch.int32) & ~mask).bitwise_or_(columns)
+    return bits.amin(1, keepdim=True).bitwise_and_(mask).to(torch.int64)
 
 
 def _alike(value: Tensor, otherwise: Tensor) -> Tensor:
-    """Float32 where it is finite and of the sign of `otherwise`, else that."""
-    value = value.to(torch.float32)
-    same = value.sign() == otherwise.sign()
-    return torch.where(same & torch.isfinite(value), value, otherwise)
+    """The value where it is finite and of the sign of `otherwise`, else that."""
+    ratio = value / otherwise
+    return torch.where((ratio > 0) & (ratio < torch.inf), value, otherwise)
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ def scale_sums(
     planes = 3 if power is None else 4
     width = max(2 * searched_at_once(x.device) // max(rows, 1), 1)
     adds = torch.float32 if columns <= width else torch.float64
-    sums = torch.zeros(planes, rows, candidates + 1, dtype=adds, device=x.device)
+    sums = torch.zeros(planes, rows, candidates, dtype=adds, device=x.device)
     for begin in range(0, columns, width):
         part = slice(begin, begin + width)
         strip = x[:, part].to(torch.float32)
@@ -36,13 +36,12 @@ def scale_sums(
             point = None if zero_point is None else zero_point[:, c : c + 1]
             error = _error(strip, dtype, scale[:, c : c + 1], point)
             _add(sums[..., c], error, strip, weights, power)
-        _add(sums[..., candidates], -strip, strip, weights, power)
     return sums.to(torch.float32)
 
 
 def _error(x: Tensor, dtype: DType, scale: Tensor, zero_point: Tensor | None) -> Tensor:
     """What dequantizing gives, less x."""
-    ratio = x / scale
+    ratio = x / torch.where(scale == 0, 1.0, scale)
     if zero_point is not None:
         ratio.add_(zero_point)
     if dtype.kind == "int":  # what encode and decode give, in a quarter of the time

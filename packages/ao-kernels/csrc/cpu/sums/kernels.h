@@ -12,7 +12,8 @@ constexpr int64_t kTried = 16;
 
 // Of each row and candidate, with the error e = (v - zero) * scale - x and the importance w (1 where there is none):
 // the sums of w e^2, w e x, w e and, with a power, w |e|^power. v is the value of the format that is nearest to
-// x / scale + zero.
+// x / scale + zero; of whole numbers with many candidates, near a tie, maybe the other one. A scale of 0 makes
+// all numbers 0.
 struct ScaleSums {
   Format format;
   const void* x;            // (rows, columns)
@@ -21,7 +22,7 @@ struct ScaleSums {
   const float* scale;       // (rows, candidates)
   const float* zero;        // (rows, candidates), or null
   float power;              // 0: there is none
-  float* sums;              // (3, or 4 with a power, rows, candidates + 1), the last of values that are all 0
+  float* sums;              // (3, or 4 with a power, rows, candidates)
   int64_t rows, columns, candidates;
 };
 

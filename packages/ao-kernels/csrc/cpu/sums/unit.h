@@ -20,20 +20,24 @@ struct No {
 constexpr int64_t kPart = 256;
 // From so many candidates on they fill lanes.
 constexpr int64_t kFew = 5;
+// What is added to numbers to round them.
+constexpr float kMagic = 0x1.8p23f;
 
 // Nearest values of a format: integers, floats that have a mantissa, and any others.
 struct Integers {
+  static constexpr bool kShifts = true;
   F least, greatest;
 
   explicit AO_METHOD Integers(const Format& f) : least(splat(f.least)), greatest(splat(f.greatest)) {}
   // A sum with 1.5 * 2^23 rounds, ties to even.
   AO_METHOD F values(F ratio) const {
-    const F magic = splat(0x1.8p23f);
+    const F magic = splat(kMagic);
     return sub(add(min(max(ratio, least), greatest), magic), magic);
   }
 };
 
 struct Floats {
+  static constexpr bool kShifts = false;
   F greatest, to_quanta;
   I least;
 
@@ -53,6 +57,7 @@ struct Floats {
 
 // Up to 16 values in any order of codes: steps between intervals are passed one by one.
 struct Steps {
+  static constexpr bool kShifts = false;
   static constexpr int kMost = 16;
   int count;
   F least, greatest, below[kMost];  // the greatest number of each interval but the last
@@ -87,6 +92,7 @@ struct Steps {
 
 // Any format, by the way that encodes and decodes.
 struct Coded {
+  static constexpr bool kShifts = false;
   const Format& format;
 
   explicit Coded(const Format& f) : format(f) {}
@@ -127,47 +133,63 @@ AO_INLINE F raised(F magnitude, F power) {
 
 // Scales and zero points of 16 lanes.
 struct Tried {
-  F scale, negative, inverse, point;
+  F scale, point;     // what codes are multiplied by, and what is taken off them before
+  F divisor, inverse; // the scale, or 1 where it is 0, and 1 / that
+  F shift;            // kMagic + point
+  bool whole;         // points are whole numbers, with which `shift` is exact
 
-  static AO_METHOD Tried of(F scale, F point) {
-    return {scale, sub(zero(), scale), div(splat(1.0f), scale), point};
+  // The first `count` of some numbers; the last lanes, or all where there is one, are as the first one.
+  static AO_METHOD Tried of(const float* scales, const float* points, int count) {
+    alignas(64) float lanes[3][16];
+    bool whole = true;
+    for (int i = 0; i < 16; ++i) {
+      const int from = i < count ? i : 0;
+      lanes[0][i] = scales[from];
+      lanes[1][i] = scales[from] == 0 ? 1.0f : scales[from];
+      lanes[2][i] = points ? points[from] : 0.0f;
+    }
+    for (int i = 0; i < 16; ++i) whole = whole && (lanes[2][i] + kMagic) - kMagic == lanes[2][i];
+    const F divisor = load(lanes[1]), point = load(lanes[2]);
+    return {load(lanes[0]), point, divisor, div(splat(1.0f), divisor), add(splat(kMagic), point), whole};
   }
   // x / scale, rounded as a division rounds: where products and sums are fused, the remainder of a guess leads to it.
   AO_METHOD F divide(F x) const {
-    if constexpr (kRegisters > 2) return div(x, scale);
+    if constexpr (kRegisters > 2) return div(x, divisor);
     const F guess = mul(x, inverse);
-    return fma(fma(guess, negative, x), inverse, guess);
+    return fma(sub(zero(), fma(guess, divisor, sub(zero(), x))), inverse, guess);
   }
 };
 
-// The sums of 16 lanes.
+// x less what dequantizing gives: -e.
+template <bool kZero, class Values>
+AO_INLINE F missing(const Values& values, const Tried& q, F x) {
+  const F quotient = q.divide(x);
+  const F value = values.values(kZero ? add(quotient, q.point) : quotient);
+  // rounded once before the difference, as what is dequantized
+  return sub(x, mul(kZero ? sub(value, q.point) : value, q.scale));
+}
+
+// The sums of 16 lanes, of -e in place of e.
 struct Totals {
   F squares = zero(), along = zero(), plain = zero(), powers = zero();
 
   template <bool kWeighted, bool kPowers>
-  AO_METHOD void add_error(F error, F x, F weight, F power) {
-    const F counted = kWeighted ? mul(weight, error) : error;
-    squares = fma(counted, error, squares);
+  AO_METHOD void count(F missed, F x, F weight, F power) {
+    const F counted = kWeighted ? mul(weight, missed) : missed;
+    squares = fma(counted, missed, squares);
     along = fma(counted, x, along);
     plain = add(plain, counted);
     if constexpr (kPowers) {
-      const F raised_error = raised(abs(error), power);
+      const F raised_error = raised(abs(missed), power);
       powers = kWeighted ? fma(weight, raised_error, powers) : add(powers, raised_error);
     }
   }
-  // All lanes added up, in every lane.
+  // All lanes added up, in the first one.
+  template <bool kPowers>
   AO_METHOD Totals together() const {
-    return {splat(sum(squares)), splat(sum(along)), splat(sum(plain)), splat(sum(powers))};
+    return {splat(sum(squares)), splat(sum(along)), splat(sum(plain)), kPowers ? splat(sum(powers)) : zero()};
   }
 };
-
-template <bool kZero, class Values>
-AO_INLINE F error_of(const Values& values, const Tried& q, F x) {
-  const F quotient = q.divide(x);
-  const F value = values.values(kZero ? add(quotient, q.point) : quotient);
-  // rounded once before the difference, as what is dequantized
-  return sub(mul(kZero ? sub(value, q.point) : value, q.scale), x);
-}
 
 // A part of a row as floats, with zeros behind it, where the importance is 0, too.
 struct Part {
@@ -195,15 +217,15 @@ static inline void read_part(const ScaleSums& s, int64_t row, int64_t begin, Par
   }
 }
 
-// Where the sums of a candidate of a row go: of squares, along, plain and, one plane behind the other, of powers.
+// Where the sums of candidates of a row go: of squares, along, plain and powers, a plane each.
 struct Place {
   float* first;
   int64_t plane;  // distance to the next sum
 
   AO_METHOD void write(const Totals& t, bool powers, int count) const {
     store_as(Element::f32, first, t.squares, count);
-    store_as(Element::f32, first + plane, t.along, count);
-    store_as(Element::f32, first + 2 * plane, t.plain, count);
+    store_as(Element::f32, first + plane, sub(zero(), t.along), count);
+    store_as(Element::f32, first + 2 * plane, sub(zero(), t.plain), count);
     if (powers) store_as(Element::f32, first + 3 * plane, t.powers, count);
   }
 };
@@ -238,74 +260,74 @@ struct Summing {
   explicit Summing(const ScaleSums& call) : s(call), values(call.format), power(splat(call.power)) {}
 
   // Up to 16 candidates, one in each lane.
-  AO_METHOD Totals try_lanes(const Tried& q, const Part& part) const {
+  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Part& part) const {
     Totals totals;
     for (int64_t i = 0; i < part.count; ++i) {
       const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
-      totals.template add_error<kWeighted, kPowers>(error_of<kZero>(values, q, x), x, weight, power);
+      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, weight, power);
+    }
+    return totals;
+  }
+
+  // The same for whole numbers, whose rounding is part of the product with 1 / scale: what is near a tie may become
+  // the other one of two values that are as near.
+  __attribute__((noinline)) Totals try_whole(const Tried& tried, const Part& part) const {
+    Totals totals;
+    const F least = add(values.least, splat(kMagic)), greatest = add(values.greatest, splat(kMagic));
+    const F inverse = tried.inverse, shift = tried.shift, negative = sub(zero(), tried.scale);
+    for (int64_t i = 0; i < part.count; ++i) {
+      const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
+      const F shifted = min(max(fma(x, inverse, shift), least), greatest);
+      totals.template count<kWeighted, kPowers>(fma(sub(shifted, shift), negative, x), x, weight, power);
     }
     return totals;
   }
 
   // One candidate, for 16 elements at a time; what is behind the part does not count.
-  AO_METHOD Totals try_one(const Tried& q, const Part& part) const {
+  __attribute__((noinline)) Totals try_one(const Tried& q, const Part& part) const {
     Totals totals;
     int64_t i = 0;
     for (; i + 16 <= part.count; i += 16) {
       const F x = load(part.x + i);
-      totals.template add_error<kWeighted, kPowers>(error_of<kZero>(values, q, x), x,
-                                                    part.template weight_at<kWeighted>(i), power);
+      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, part.template weight_at<kWeighted>(i),
+                                                power);
     }
     if (i < part.count) {
       const F x = load(part.x + i);
-      totals.template add_error<true, kPowers>(error_of<kZero>(values, q, x), x,
-                                               part.template weight_at<kWeighted>(i), power);
+      totals.template count<true, kPowers>(missing<kZero>(values, q, x), x, part.template weight_at<kWeighted>(i),
+                                           power);
     }
-    return totals.together();
+    return totals.template together<kPowers>();
   }
 
-  // What values of 0 would give.
-  AO_METHOD Totals try_zeros(const Tried&, const Part& part) const {
-    Totals totals;
-    for (int64_t i = 0; i < part.count; i += 16) {
-      const F x = load(part.x + i);
-      totals.template add_error<true, kPowers>(sub(zero(), x), x, part.template weight_at<kWeighted>(i), power);
+  Totals attempt(const Tried& q, const Part& part, bool few) const {
+    if (few) return try_one(q, part);
+    if constexpr (Values::kShifts) {
+      if (q.whole) return try_whole(q, part);
     }
-    return totals.together();
-  }
-
-  // Tries candidates with all parts of a row; `part` holds it already where it is one part.
-  template <class Try>
-  AO_METHOD void try_row(int64_t row, int64_t candidate, int count, const Tried& q, Part& part,
-                         const Try& attempt) const {
-    const int64_t width = s.candidates + 1;
-    const Place place{s.sums + row * width + candidate, s.rows * width};
-    if (s.columns <= kPart) return place.write(attempt(q, part), kPowers, count);
-    Long sums;
-    for (int64_t begin = 0; begin < s.columns; begin += kPart) {
-      read_part<kWeighted>(s, row, begin, part);
-      sums.add_totals(attempt(q, part));
-    }
-    place.write(sums.rounded(), kPowers, count);
+    return try_lanes(q, part);
   }
 
   void row(int64_t row, Part& part) const {
-    if (s.columns <= kPart) read_part<kWeighted>(s, row, 0, part);
-    try_row(row, s.candidates, 1, Tried{}, part, [&](const Tried& t, const Part& p) { return try_zeros(t, p); });
+    const bool is_one_part = s.columns <= kPart;
+    if (is_one_part) read_part<kWeighted>(s, row, 0, part);
     for (int64_t first = 0; first < s.candidates;) {
       const int64_t at = row * s.candidates + first, left = s.candidates - first;
       const bool few = left < kFew;
       const int count = few ? 1 : left < kTried ? static_cast<int>(left) : static_cast<int>(kTried);
-      const auto lanes = [&](const float* from) {
-        return few ? splat(from[at]) : load_as(Element::f32, from + at, count);
-      };
-      const Tried q = Tried::of(lanes(s.scale), kZero ? lanes(s.zero) : zero());
-      if (few) {
-        try_row(row, first, 1, q, part, [&](const Tried& t, const Part& p) { return try_one(t, p); });
-      } else {
-        try_row(row, first, count, q, part, [&](const Tried& t, const Part& p) { return try_lanes(t, p); });
-      }
+      const Tried q = Tried::of(s.scale + at, kZero ? s.zero + at : nullptr, count);
+      const Place place{s.sums + at, s.rows * s.candidates};
       first += count;
+      if (is_one_part) {
+        place.write(attempt(q, part, few), kPowers, count);
+        continue;
+      }
+      Long sums;
+      for (int64_t begin = 0; begin < s.columns; begin += kPart) {
+        read_part<kWeighted>(s, row, begin, part);
+        sums.add_totals(attempt(q, part, few));
+      }
+      place.write(sums.rounded(), kPowers, count);
     }
   }
 

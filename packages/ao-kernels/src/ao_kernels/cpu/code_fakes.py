@@ -128,7 +128,7 @@ def _scale_sums(
     rule: int,
 ) -> Tensor:
     planes = 3 if power is None else 4
-    return scale.new_empty((planes, scale.shape[0], scale.shape[1] + 1))
+    return scale.new_empty((planes, *scale.shape))
 
 
 def _dequantize_tiles(
