@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core.dtypes import CODED_DTYPES
 from ao_core.numerics import choose_qparams, dequantize_affine, grid_shape, quantize_affine
+from ao_core.numerics.slabs import searched_at_once
 from ao_core.scales import hqq_qparams, mse_qparams
 from ao_core.scales.rows import GAIN
-from ao_core.numerics.slabs import searched_at_once
 from ao_core.spec import WHOLE, Spec
 
 DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core import Spec, quantize_tensor
-from ao_core.ext.kernels import kernels
+from ao_core import Spec, kernels, quantize_tensor
 from ao_core.ext.numerics import choose_qparams, error_sums
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
@@ -39,7 +38,9 @@ def test_ties_are_those_of_quantize(name: str) -> None:
 @pytest.mark.parametrize("zero_point", ["none", "int", "float"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["mse", "hqq"])
-def test_searches_find_what_they_find_in_plain_torch(method: str, name: str, zero_point: str) -> None:
+def test_searches_find_what_they_find_in_plain_torch(
+    method: str, name: str, zero_point: str
+) -> None:
     """As good a scale at least, but for candidates that are as good as each other in float32."""
     if zero_point == "int" and name not in ("int4", "uint4", "int8"):
         pytest.skip("needs integers")
@@ -60,7 +61,9 @@ def test_no_block_is_worse_than_absmax() -> None:
     x[5] *= 1e-25
     for name in NAMES:
         spec = Spec(name, (1, 32), "bfloat16")
-        scale, _ = choose_qparams(x, quantize_tensor(x, spec).format, spec.block, "none", "bfloat16")
+        scale, _ = choose_qparams(
+            x, quantize_tensor(x, spec).format, spec.block, "none", "bfloat16"
+        )
         for method in ("mse", "hqq"):
             found = quantize_tensor(x, spec, scale_method=method)
             plain = quantize_tensor(x, spec, scale=scale)

@@ -79,8 +79,8 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
-from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.exact import never_worse
+from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
 from ao_core.scales.search import search_range
 

@@ -25,10 +25,11 @@ _MAY_BE_NEGATIVE = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class QParams:
-    """Scales and zero points, in the domain of codes, of each row: (B, C), float32, as stored."""
+    """Scales and zero points of each row: (B, C), float32, as stored."""
 
+    #: negative ones turn the sign of codes
     scale: Tensor
-    #: None: the format has none
+    #: in the domain of codes; None: the format has none
     zero_point: Tensor | None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
@@ -51,10 +52,13 @@ class Sums:
     e is the error of x, what dequantizing gives less x, and w its importance, 1 where there is none.
     """
 
+    #: of w e²
     squares: Tensor
+    #: of w e x
     along: Tensor
+    #: of w e
     plain: Tensor
-    #: None: no power was asked for
+    #: of w |e|**power; None: no power was asked for
     powers: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Sums:
@@ -67,7 +71,9 @@ class Sums:
 class Found:
     """The best candidate of each row so far, all (B, 1)."""
 
+    #: as stored
     q: QParams
+    #: of their errors
     sums: Sums
     #: what the search makes small
     measure: Tensor
@@ -114,7 +120,7 @@ def measured(sums: Sums, share: Tensor | None, power: float | None) -> Tensor:
 
 
 def share_of(square: Tensor, gain: float) -> Tensor | None:
-    """gain / |W|**2, from that square of each row, (B, 1); 0 for a block of zeros. None where gain is 0."""
+    """The gain by |W|**2, the square of each row, (B, 1); 0 for a block of zeros. None where gain is 0."""
     return torch.where(square == 0, 0.0, gain / square) if gain else None
 
 
@@ -232,7 +238,7 @@ class Rows:
         return uneven and allowed and self.spec.zero_point == "none"
 
     def fitted(self, found: Found) -> QParams:
-        """Scales and zero points of least squares, as `measured` has them, for the codes of `found`, as stored.
+        """Scales and zero points of least squares, as `measured` has them, for the codes of `found`.
 
         What dequantizing gives is y = e + x. With a zero point it becomes (1 + d) y + b, and then, for
         the zero point as it is stored, the best multiple. What the codes do not determine stays.

@@ -16,7 +16,23 @@ __all__ = ["search_range"]
 Factors = tuple[float, ...]
 
 #: what the range is multiplied by first: what is outside is clipped, and the rest has finer steps
-_COARSE: Factors = (1.15, 1.05, 0.96, 0.88, 0.81, 0.74, 0.67, 0.6, 0.53, 0.46, 0.38, 0.3, 0.2, 0.12, 0.06)
+_COARSE: Factors = (
+    1.15,
+    1.05,
+    0.96,
+    0.88,
+    0.81,
+    0.74,
+    0.67,
+    0.6,
+    0.53,
+    0.46,
+    0.38,
+    0.3,
+    0.2,
+    0.12,
+    0.06,
+)
 #: for scales of either sign the same, beside ranges whose end is a value of the format
 _CLIPPED: Factors = (0.93, 0.86, 0.77, 0.64, 0.42)
 #: for scales that are powers of two
@@ -58,7 +74,7 @@ def _try_factors(rows: Rows, found: Found, factors: Factors) -> Found:
     return found.or_better(rows.best(rows.scaled(found.q, by, by)))
 
 
-def _try_ends(rows: Rows, found: Found, factors: tuple[tuple[float, float], ...]) -> Found:
+def _try_ends(rows: Rows, found: Found, factors: tuple[Factors, ...]) -> Found:
     low, high = (_row(ends, rows.x.device) for ends in zip(*factors, strict=True))
     return found.or_better(rows.best(rows.scaled(found.q, low, high)))
 

@@ -25,7 +25,9 @@ _NAMES = ("int4", "int8", "int2", "uint4", "ternary", "f4e2m1", "f6e3m2", "f8e4m
 class _ScaleSums(OpTrial):
     """A batch is a number of candidates, and what rows hold."""
 
-    specs = tuple(Spec(name, _ROW, zero_point=zero) for name in _NAMES for zero in ("none", "float"))
+    specs = tuple(
+        Spec(name, _ROW, zero_point=zero) for name in _NAMES for zero in ("none", "float")
+    )
     shapes = ((16, 64), (1, 1), (3, 7), (2, 600), (5, 257))
     batches = ((1, "gaussian"), (4, "gaussian"), (21, "gaussian"), (16, "not finite"))
 

@@ -229,16 +229,24 @@ def _refuses_quantize(call: Call) -> str | None:
     return _refuses(call)
 
 
-CODE_KERNELS = tuple(
-    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
-    for op, fn, refuses in (
-        ("quantize", quantize, _refuses_quantize),
-        ("dequantize", dequantize, _refuses),
-        ("error_sums", error_sums, _refuses),
-    )
-    for layout in ("plain", "packed", "flat")
-) + (
+CODE_KERNELS = (
+    *(
+        Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
+        for op, fn, refuses in (
+            ("quantize", quantize, _refuses_quantize),
+            ("dequantize", dequantize, _refuses),
+            ("error_sums", error_sums, _refuses),
+        )
+        for layout in ("plain", "packed", "flat")
+    ),
     Kernel(
-        "cpu_encode_scaled", "encode_scaled", "plain", "cpu", encode_scaled, 50, unavailable, _refuses
+        "cpu_encode_scaled",
+        "encode_scaled",
+        "plain",
+        "cpu",
+        encode_scaled,
+        50,
+        unavailable,
+        _refuses,
     ),
 )

@@ -24,7 +24,8 @@ def scale_sums(
 ) -> Tensor:
     """Sums of errors, (3 or 4, B, C), for each row of x (B, E) and each of its candidates (B, C).
 
-    Of integers with 5 candidates or more, a value near a tie may be the other one. Sums of 256 elements are in float32, the rest in float64; the same bits for any number of threads.
+    Of integers with 5 candidates or more, a value near a tie may be the other one. Sums of 256 elements
+    are in float32, the rest in float64; the same bits for any number of threads.
     """
     fmt = format_of(registry.dtypes.get(spec.dtype))
     assert isinstance(fmt, Format)  # the kernel has accepted the call

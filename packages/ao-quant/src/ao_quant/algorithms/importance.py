@@ -19,6 +19,7 @@ __all__ = ["SCALED", "weighted_nested", "weighted_qparams"]
 #: kinds of number formats whose values a scale multiplies
 SCALED = ("int", "float", "lut")
 
+
 def weighted_nested(x: Tensor, importance: Tensor, spec: Spec) -> QTensor:
     """`x` in a format whose scales are quantized too, of least Σ importance · error² of each block.
 
