@@ -50,7 +50,7 @@ def test_searches_find_what_they_find_in_plain_torch(
     with kernels("reference"):
         other = quantize_tensor(x, spec, scale_method=method)
     same = (found.scale == other.scale).double().mean()
-    assert same > 0.95
+    assert same > 0.9
     noise, of_other = (float(error_sums(x, w.dequantize())[1]) for w in (found, other))
     assert abs(noise - of_other) <= 0.01 * of_other
 

@@ -98,7 +98,7 @@ struct Coded {
   explicit Coded(const Format& f) : format(f) {}
   AO_METHOD F values(F ratio) const {
     alignas(64) float v[16];
-    alignas(64) uint8_t codes[16];
+    alignas(64) uint8_t codes[16] = {};
     store(v, ratio);
     coding::encode_values(format, v, 16, codes);
     coding::decode_values(format, codes, 16, v);
