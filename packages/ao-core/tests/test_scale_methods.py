@@ -13,8 +13,8 @@ import ao_core
 from ao_core import ScaleMethod, Spec, WeightOnlyConfig, quantize_, quantize_tensor
 from ao_core.errors import QuantizationError, UnknownNameError
 from ao_core.numerics import choose_qparams, sqnr
-from ao_core.numerics.scales import mse_qparams
 from ao_core.registry import registry
+from ao_core.scales import mse_qparams
 from ao_core.spec import WHOLE
 
 

@@ -19,7 +19,16 @@ from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.decoder import DecoderCall
 from ao_core.tensor.step_matmuls import grouped_linear_after_steps, linear_after_steps
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
-from ao_core.torch_kernels import attend, blocks, decoder, fused_quant, reference, rotation, tail
+from ao_core.torch_kernels import (
+    attend,
+    blocks,
+    decoder,
+    fused_quant,
+    reference,
+    rotation,
+    sums,
+    tail,
+)
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -201,6 +210,20 @@ _QUANTIZE = Op(
     is_conversion=True,
 )
 
+_ENCODE_SCALED = Op(
+    "encode_scaled",
+    Call,
+    reference.encode_scaled,
+    """The codes of a dense tensor, one each in the shape of x, by scales and zero points that there are.
+
+    `scale` and `zero_point` are numbers of any dtype, in the shape of `choose_qparams`; zero points are in
+    the domain of codes, or codes (uint8). Dtype and block of `spec` count. Every kernel gives the bits of
+    the reference.
+    """,
+    _trials("kernel_codecs", "ENCODE_SCALED"),
+    is_conversion=True,
+)
+
 _QUANTIZE_BOTH = Op(
     "quantize_both",
     Call,
@@ -279,6 +302,23 @@ _ERROR_SUMS = Op(
     fuses=STEP_KINDS,
 )
 
+_SCALE_SUMS = Op(
+    "scale_sums",
+    Call,
+    sums.scale_sums,
+    """Sums of the errors that rows would have with each of several scales: what searches for scales go by.
+
+    x is (B, E); scale, as stored but in float32, and zero_point, in the domain of codes, are (B, C), and
+    importance is (B, E) in float32. With the error e = (v - zero_point) * scale - x of an element and its
+    importance w, 1 without any, the result (3, B, C), float32, has the sums of w e², w e x and w e; with a
+    power, above 0 and at most 2, a fourth is that of w |e|**power. v is the value of the format `spec.dtype`
+    that is nearest to x / scale + zero_point in float32, as `quantize` has it; with more than 4
+    candidates it may be the other one near a tie. A scale of 0 makes all values 0.
+    """,
+    _trials("kernel_sums", "SCALE_SUMS"),
+    is_conversion=True,
+)
+
 #: in the order of the documentation
 BUILTIN_OPS = (
     _LINEAR,
@@ -294,6 +334,7 @@ BUILTIN_OPS = (
     _MLP,
     _DECODER,
     _QUANTIZE,
+    _ENCODE_SCALED,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,
     _SILU_MUL_QUANTIZE,
@@ -301,4 +342,5 @@ BUILTIN_OPS = (
     _DEQUANTIZE,
     _FAKE_QUANTIZE,
     _ERROR_SUMS,
+    _SCALE_SUMS,
 )

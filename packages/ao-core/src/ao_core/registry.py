@@ -319,13 +319,11 @@ def _builtin_dtypes() -> Iterable[DType]:
 
 
 def _builtin_scales() -> Iterable[ScaleMethod]:
-    from ao_core.scales import BUILTIN_SCALES
-
-    return BUILTIN_SCALES
+    # above this module in the layers, hence only when the table is first touched
+    return import_module("ao_core.scales").BUILTIN_SCALES  # type: ignore[no-any-return]
 
 
 def _builtin_ops() -> Iterable[Op]:
-    # above this module in the layers, hence only when the table is first touched
     return import_module("ao_core.ops").BUILTIN_OPS  # type: ignore[no-any-return]
 
 

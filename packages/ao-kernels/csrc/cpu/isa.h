@@ -10,6 +10,7 @@
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
+#include "sums/kernels.h"
 #include "trellis/kernels.h"
 
 namespace ao {
@@ -27,6 +28,7 @@ struct Isa {
   CacheKernels cache;
   TrellisKernels trellis;
   DenseKernels dense;
+  SumsKernels sums;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

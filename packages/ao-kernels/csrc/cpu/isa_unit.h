@@ -24,6 +24,7 @@
 #include "attend/unit.h"
 #include "linear/columns.h"
 #include "sparse/unit.h"
+#include "sums/unit.h"
 #include "trellis/unit.h"
 #define AO_LINEAR AO_ISA::kLinearKernels
 #define AO_SPARSE AO_ISA::kSparseKernels
@@ -33,6 +34,7 @@
 #define AO_TRELLIS AO_ISA::trellis::kTrellisKernels
 #define AO_CACHE AO_ISA::cache::kCacheKernels
 #define AO_DENSE AO_ISA::dense::kDenseKernels
+#define AO_SUMS AO_ISA::sums::kSumsKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
@@ -42,6 +44,7 @@
 #define AO_TRELLIS TrellisKernels{}
 #define AO_CACHE CacheKernels{}
 #define AO_DENSE DenseKernels{}
+#define AO_SUMS SumsKernels{}
 #endif
 
 namespace ao {
@@ -49,6 +52,6 @@ namespace ao {
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
                                      AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
-                                     AO_BLOCK, AO_CACHE, AO_TRELLIS, AO_DENSE};
+                                     AO_BLOCK, AO_CACHE, AO_TRELLIS, AO_DENSE, AO_SUMS};
 
 }  // namespace ao

@@ -16,6 +16,7 @@ from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
+from ao_kernels.cpu.sums import SUMS_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.trellis import TRELLIS_KERNELS as CPU_TRELLIS_KERNELS
@@ -61,6 +62,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_HADAMARD_KERNELS,
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
+        *SUMS_KERNELS,
         *CPU_BLOCK_KERNELS,
         *CPU_TRELLIS_KERNELS,
         *DECODER_KERNELS,

@@ -202,6 +202,19 @@ def error_sums(rng: Random) -> Arguments:
     return {"x": x, **coded, "step": rng.randint(1, 4)}
 
 
+def scale_sums(rng: Random) -> Arguments:
+    rows, columns = rng.randint(0, 9), rng.choice([rng.randint(0, 90), rng.randint(500, 520)])
+    grid = (rows, rng.choice([rng.randint(0, 5), rng.randint(14, 40)]))
+    return {
+        "x": bits_of(rng, (rows, columns), rng.choice(ELEMENTS)),
+        "scale": bits_of(rng, grid, torch.float32),
+        "zero_point": rng.choice([None, bits_of(rng, grid, torch.float32)]),
+        "importance": rng.choice([None, bits_of(rng, (rows, columns), torch.float32)]),
+        "power": rng.choice([None, None, 0.7]),
+        **any_format(rng)._asdict(),
+    }
+
+
 def block_absmax(rng: Random) -> Arguments:
     matrices, sizes = blocks(rng)
     x = bits_of(rng, (matrices, sizes["n"], sizes["k"]), rng.choice(ELEMENTS))
@@ -376,6 +389,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "dequantize": dequantize,
     "error_sums": error_sums,
     "quantize_rows": quantize_rows,
+    "scale_sums": scale_sums,
     "adam_step": adam_step,
     "hadamard": hadamard,
     "qkv": qkv,

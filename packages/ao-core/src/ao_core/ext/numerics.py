@@ -79,8 +79,10 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
-from ao_core.numerics.scales.rows import QParams, Rows, improve_qparams
-from ao_core.numerics.scales.rows import merge as merge_qparams
+from ao_core.scales.exact import never_worse
+from ao_core.scales.pieces import improve_qparams
+from ao_core.scales.rows import QParams, Rows
+from ao_core.scales.search import search_range
 
 __all__ = [
     "CODEBOOK_DTYPES",
@@ -138,7 +140,7 @@ __all__ = [
     "learn_codebooks",
     "linear_values",
     "lower_hull",
-    "merge_qparams",
+    "never_worse",
     "pack_bits",
     "pack_digits",
     "pack_unit",
@@ -150,6 +152,7 @@ __all__ = [
     "round_half_even",
     "round_to_16_bits",
     "scale_to_float",
+    "search_range",
     "searched_at_once",
     "split_blocks",
     "sqnr",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CODEBOOK_DTYPES",
     "SCALE_RULES",
+    "STORAGE",
     "check_format",
     "choose_qparams",
     "dequantize_affine",
@@ -53,7 +54,7 @@ SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
 #: what learned values may be stored in
 CODEBOOK_DTYPES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
-_STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
+STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
     "bfloat16": (torch.bfloat16, 2.0**-126, torch.finfo(torch.bfloat16).max),
     "float16": (torch.float16, 2.0**-24, 65504.0),
@@ -104,7 +105,7 @@ def choose_qparams(
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "codebook":
-        storage, _, greatest = _STORAGE[scale_dtype]
+        storage, _, greatest = STORAGE[scale_dtype]
         tables = learn_codebooks(x, block, dtype.bits, importance)
         return _to_storage(tables.clamp(-greatest, greatest), storage), None
     if rule == "absmean":
@@ -181,7 +182,7 @@ def store_qparams(
 
 def scale_storage(scale_dtype: str) -> torch.dtype:
     """The torch dtype in which a scale of one of `SCALE_DTYPES` is stored."""
-    return torch.float8_e8m0fnu if scale_dtype == "e8m0" else _STORAGE[scale_dtype][0]
+    return torch.float8_e8m0fnu if scale_dtype == "e8m0" else STORAGE[scale_dtype][0]
 
 
 def zero_storage(zero_point: str, scale: torch.dtype) -> torch.dtype:
@@ -328,7 +329,7 @@ def _store(magnitude: Tensor, quant_max: float, name: str, zeros: bool = True) -
 
     With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
     """
-    storage, least, greatest = _STORAGE[name]
+    storage, least, greatest = STORAGE[name]
     scale = (magnitude / quant_max).clamp(least, greatest)
     return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 

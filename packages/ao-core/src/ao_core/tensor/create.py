@@ -33,6 +33,7 @@ from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.input_steps import make_step_parts, step_weight, stored_spec
 from ao_core.tensor.options import check_options
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.scaled import encode_scaled
 from ao_core.tensor.sharding import is_sharded
 
 __all__ = [
@@ -324,6 +325,7 @@ def _quantize(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Codes, scale and zero point of values of the blocked shape."""
     nested, shared = isinstance(spec.scale_dtype, Spec), None
+    given = scale is not None or choose is not None
     if isinstance(spec.scale_dtype, Spec) and spec.scale_dtype.is_static:
         scale, shared = None, scale  # what is given is the scale that the scales share
     if scale is None and spec.scale_dtype != NO_SCALE:
@@ -349,9 +351,10 @@ def _quantize(
     by = scale_values(scale)
     if nested and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(
-        dense, dtype, spec.block, by, zero_values(zero_point), is_offset=is_offset
-    )
+    point = zero_values(zero_point)
+    if given and by is not None and not is_offset:
+        return encode_scaled(dense, by, point, spec), scale, zero_point
+    codes = quantize_affine(dense, dtype, spec.block, by, point, is_offset=is_offset)
     return codes, scale, zero_point
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Layout
-from ao_core.numerics import error_sums
+from ao_core.numerics import choose_qparams, error_sums, quantize_affine
 from ao_core.records import Call, OpCall
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
@@ -26,6 +26,7 @@ from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 __all__ = [
     "CODEC_SPECS",
     "DEQUANTIZE",
+    "ENCODE_SCALED",
     "ERROR_SUMS",
     "FAKE_QUANTIZE",
     "QUANTIZE",
@@ -159,6 +160,39 @@ class _Quantize(_Codec):
 
     def same(self, a: Any, b: Any) -> bool:
         return all(torch.equal(a[name], b[name]) for name in a if a[name].dtype == torch.uint8)
+
+
+class _EncodeScaled(_Codec):
+    """Scales and zero points are those that `choose_qparams` gives, in any storage."""
+
+    def fitting(
+        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
+    ) -> Sequence[Spec]:
+        if layout.name != "plain":
+            return ()
+        scaled = [s for s in specs if registry.dtypes.get(s.dtype).kind in ("int", "float", "lut")]
+        return [s for s in super().fitting(layout, shape, scaled) if isinstance(s.scale_dtype, str)]
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        spec, fmt = case.spec, registry.dtypes.get(case.spec.dtype)
+        if spec.zero_point == "offset":
+            return
+        x = contents(batch, spec, case.shape, case.dtype, seed).to(case.device)
+        qparams = choose_qparams(x, fmt, spec.block, spec.zero_point, spec.chosen_scale_dtype)
+        yield (x, *qparams, spec), quantize_affine(x, fmt, spec.block, *qparams)
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        assert actual.is_contiguous()
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+        # the sign of what is divided by a NaN is not promised, be it of 0 or NaN
+        decode = registry.dtypes.get(case.spec.dtype).decode
+        values = (decode(codes).nan_to_num(torch.pi) for codes in (actual, expected))
+        assert torch.equal(*values), "codes differ"
+
+    def same(self, a: Any, b: Any) -> bool:
+        return torch.equal(a, b)
 
 
 class _QuantizeBoth(_Quantize):
@@ -311,6 +345,7 @@ def _strided_part(part: Tensor) -> Tensor:
     return part if isinstance(part, QTensor) else next(strided_variants(part))
 
 
+ENCODE_SCALED = _EncodeScaled()
 QUANTIZE_BOTH = _QuantizeBoth()
 FAKE_QUANTIZE = _FakeQuantize()
 QUANTIZE = _Quantize()

@@ -115,6 +115,22 @@ def _quantize_rows(x: Tensor, act: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def _scale_sums(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    importance: Tensor | None,
+    power: float | None,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+) -> Tensor:
+    planes = 3 if power is None else 4
+    return scale.new_empty((planes, *scale.shape))
+
+
 def _dequantize_tiles(
     qdata: Tensor,
     scale: Tensor,
@@ -159,6 +175,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "dequantize": _dequantize,
     "error_sums": _error_sums,
     "quantize_rows": _quantize_rows,
+    "scale_sums": _scale_sums,
     "dequantize_tiles": _dequantize_tiles,
     "embedding": _embedding,
 }

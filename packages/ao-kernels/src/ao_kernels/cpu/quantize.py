@@ -109,6 +109,18 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
     return parts if zero_point is None else {**parts, "zero_point": zero_point}
 
 
+def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
+    """Codes of `x`, one byte each, bit for bit those of `quantize_affine`."""
+    dtype = registry.dtypes.get(spec.dtype)
+    if is_traced(x):
+        return numerics.quantize_affine(x, dtype, spec.block, scale, zero_point)
+    matrix, fmt = _known(spec, tuple(x.shape), dtype)
+    point = None if zero_point is None else numerics.zero_to_float(zero_point, dtype)
+    by = numerics.scale_to_float(scale)
+    codes: Tensor = torch.ops.ao_kernels.encode(x, by, point, *fmt, *matrix, False)
+    return codes.view(x.shape)
+
+
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Dense values of `shape`, bit for bit those of `decode_reference`."""
     foreign = has_foreign_zeros(parts, spec, registry.dtypes.get(spec.dtype))
@@ -217,12 +229,24 @@ def _refuses_quantize(call: Call) -> str | None:
     return _refuses(call)
 
 
-CODE_KERNELS = tuple(
-    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
-    for op, fn, refuses in (
-        ("quantize", quantize, _refuses_quantize),
-        ("dequantize", dequantize, _refuses),
-        ("error_sums", error_sums, _refuses),
-    )
-    for layout in ("plain", "packed", "flat")
+CODE_KERNELS = (
+    *(
+        Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
+        for op, fn, refuses in (
+            ("quantize", quantize, _refuses_quantize),
+            ("dequantize", dequantize, _refuses),
+            ("error_sums", error_sums, _refuses),
+        )
+        for layout in ("plain", "packed", "flat")
+    ),
+    Kernel(
+        "cpu_encode_scaled",
+        "encode_scaled",
+        "plain",
+        "cpu",
+        encode_scaled,
+        50,
+        unavailable,
+        _refuses,
+    ),
 )

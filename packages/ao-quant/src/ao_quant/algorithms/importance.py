@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from ao_core import DType, QTensor, Spec
 from ao_core.ext import quantize_values, registry
-from ao_core.ext.numerics import QParams, Rows, improve_qparams, merge_qparams
+from ao_core.ext.numerics import QParams, Rows, improve_qparams, never_worse, search_range
 from ao_core.ext.quantizing import grid_of, regridded
 
 __all__ = ["SCALED", "weighted_nested", "weighted_qparams"]
 
 #: kinds of number formats whose values a scale multiplies
 SCALED = ("int", "float", "lut")
-#: the range of a block is shrunk or widened by these factors
-_FACTORS = tuple(1.1 - 0.03 * k for k in range(24))
-#: the same for scales that are powers of two
-_POWERS = (2.0, 0.5)
-#: then, where there are zero points, each of its ends is moved by these
-_MOVES = (0.7, 0.85, 1.15, 0.93, 1.07)
-#: then scale and zero point are fitted to the codes, so many times
-_FITS = 2
 
 
 def weighted_nested(x: Tensor, importance: Tensor, spec: Spec) -> QTensor:
@@ -72,7 +64,7 @@ def weighted_qparams(
     dtype: DType,
     spec: Spec,
     *,
-    stored: Callable[[Tensor], Tensor] = lambda scale: scale,
+    stored: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of the least Σ importance · error² of each block.
 
@@ -84,7 +76,7 @@ def weighted_qparams(
         importance: of each element, not negative, in the shape of x.
         dtype: the number format, of a kind in `SCALED`.
         spec: block, storage of scales, kind of zero points and options are used.
-        stored: scales -> what they will be once they are quantized too.
+        stored: scales -> what they will be once they are quantized too; None: they are not.
 
     Returns:
         As `choose_qparams`.
@@ -92,67 +84,9 @@ def weighted_qparams(
     return improve_qparams(x, dtype, spec, partial(_improved, stored), importance.float())
 
 
-def _improved(stored: Callable[[Tensor], Tensor], rows: Rows, start: QParams) -> QParams:
-    low, high = rows.range()
-    best = QParams(stored(start.scale), start.zero_point)
-    least = _error(rows, best)
-
-    ends = [torch.ones_like(low), torch.ones_like(low)]
-
-    def offer(new: QParams) -> Tensor:
-        nonlocal best, least
-        new = QParams(stored(new.scale), new.zero_point)
-        error = _error(rows, new)
-        better = error < least
-        best, least = merge_qparams(better, new, best), torch.where(better, error, least)
-        return better
-
-    def move(factors: list[Tensor]) -> None:
-        nonlocal ends
-        better = offer(rows.of_range(low * factors[0], high * factors[1]))
-        ends = [torch.where(better, new, old) for new, old in zip(factors, ends, strict=True)]
-
-    for factor in _POWERS if rows.spec.chosen_scale_dtype == "e8m0" else _FACTORS:
-        move([torch.full_like(low, factor)] * 2)
-    if start.zero_point is not None:
-        for side, by in product((0, 1), _MOVES):
-            move([end * by if number == side else end for number, end in enumerate(ends)])
-    for _ in range(_FITS):
-        offer(_fitted(rows, best))
-    return best
-
-
-def _error(rows: Rows, q: QParams) -> Tensor:
-    """Σ importance · error² of each row, (B, 1)."""
-    return sum(
-        rows.residual(x, q).square_().mul_(by).sum(1, keepdim=True)
-        for x, by in zip(rows.strips(), rows.importances(), strict=True)
-    )  # type: ignore[return-value]
-
-
-def _fitted(rows: Rows, q: QParams) -> QParams:
-    """Scales and zero points of least weighted error for the codes that `q` gives, as stored."""
-    sums = [torch.zeros_like(q.scale, dtype=torch.float64) for _ in range(5)]
-    for x, by in zip(rows.strips(), rows.importances(), strict=True):
-        values = rows.codes(x, q)
-        weighted = values * by
-        for total, part in zip(
-            sums, (weighted * values, weighted * x, weighted, by * x, by), strict=True
-        ):
-            total += part.sum(1, keepdim=True)
-    squares, products, values_, goals, count = sums
-    if q.zero_point is None:
-        return QParams(rows.stored(_positive(products / squares, q.scale), None).scale, None)
-    slope = (products - values_ * goals / count) / (squares - values_ * values_ / count)
-    slope = _positive(slope, q.scale)
-    point = rows.stored(q.scale, (values_ / count - goals / count / slope).float()).zero_point
-    assert point is not None
-    # the slope again, for the zero point as it is stored
-    slope = (products - point * goals) / (squares + point * (point * count - 2 * values_))
-    return rows.stored(_positive(slope, q.scale), point)
-
-
-def _positive(scale: Tensor, otherwise: Tensor) -> Tensor:
-    """Float32, where it is finite and positive; else `otherwise`."""
-    scale = scale.float()
-    return torch.where(torch.isfinite(scale) & (scale > 0), scale, otherwise)
+def _improved(stored: Callable[[Tensor], Tensor] | None, rows: Rows) -> QParams:
+    start = rows.start
+    if stored is not None:
+        start = QParams(stored(start.scale), start.zero_point)
+    rows = replace(rows, start=start, gain=0.0, nested=stored)
+    return never_worse(rows, search_range(rows))

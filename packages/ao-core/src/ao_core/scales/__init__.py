@@ -1,11 +1,12 @@
-"""The built-in ways to choose scales and zero points."""
+"""The built-in ways to choose scales and zero points: searches for better ones than absmax, without data."""
 
 from __future__ import annotations
 
-from ao_core.numerics.scales import hqq_qparams, mse_qparams
 from ao_core.records import ScaleMethod
+from ao_core.scales.hqq import hqq_qparams
+from ao_core.scales.mse import mse_qparams
 
-__all__ = ["BUILTIN_SCALES"]
+__all__ = ["BUILTIN_SCALES", "hqq_qparams", "mse_qparams"]
 
 BUILTIN_SCALES: tuple[ScaleMethod, ...] = (
     ScaleMethod(

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core.dtypes import CODED_DTYPES
 from ao_core.numerics import choose_qparams, dequantize_affine, grid_shape, quantize_affine
-from ao_core.numerics.scales import hqq_qparams, mse_qparams
-from ao_core.numerics.scales.rows import _GAIN
 from ao_core.numerics.slabs import searched_at_once
+from ao_core.scales import hqq_qparams, mse_qparams
+from ao_core.scales.rows import GAIN
 from ao_core.spec import WHOLE, Spec
 
 DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
@@ -32,7 +32,7 @@ def weights(kind: str, *shape: int, seed: int = 0) -> torch.Tensor:
 
 def errors(x, dtype, spec, qparams, p: float | None = None) -> torch.Tensor:
     """Of each row of blocks (1, g), in float64, one column a group: the sum of squared errors, or
-    the measure of the search with exponent `p`, where errors along the weights count 1 + _GAIN times.
+    the measure of the search with exponent `p`, where errors along the weights count 1 + GAIN times.
     """
     approx = round_trip(x, dtype, spec.block, qparams).double()
     group = x.shape[1] if spec.block[1] == WHOLE else spec.block[1]
@@ -42,7 +42,7 @@ def errors(x, dtype, spec, qparams, p: float | None = None) -> torch.Tensor:
         square = error.square().sum(1)
         if p is not None:
             unit = torch.nn.functional.normalize(w, dim=1, eps=1e-300)
-            amplified = square + _GAIN * (error * unit).sum(1).square()
+            amplified = square + GAIN * (error * unit).sum(1).square()
             share = torch.where(square == 0, 0.0, amplified / square)
             square = error.abs().pow(p).sum(1) * share.pow(p / 2)
         found.append(square)

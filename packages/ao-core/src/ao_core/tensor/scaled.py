@@ -1,0 +1,33 @@
+"""Codes by scales that there are already, by the best kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.dispatch import run
+from ao_core.numerics import quantize_affine
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.spec import Spec
+
+__all__ = ["encode_scaled"]
+
+
+def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
+    """The codes of `x`, uint8 in its shape, as `quantize_affine` gives them.
+
+    Args:
+        x: of the blocked shape of a layout.
+        scale: one per block, of any dtype.
+        zero_point: in the domain of codes, or codes; None: there is none.
+        spec: its dtype and block count.
+    """
+    if type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling():
+        dtype = registry.dtypes.get(spec.dtype)
+        return quantize_affine(x, dtype, spec.block, scale, zero_point)
+    plain = Spec(spec.dtype, spec.block, zero_point="none" if zero_point is None else "float")
+    shape = tuple(x.shape)
+    call = Call("encode_scaled", plain, shape, shape, x.dtype, x.device.type)
+    codes: Tensor = run(call, x.detach(), scale, zero_point, plain)
+    return codes

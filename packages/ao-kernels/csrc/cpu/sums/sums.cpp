@@ -1,0 +1,22 @@
+#include "sums.h"
+
+#include <algorithm>
+
+#include "../isa.h"
+#include "../parallel.h"
+
+namespace ao {
+namespace {
+
+// Elements, counted once for each candidate, that are worth a thread.
+constexpr int64_t kGrain = 1 << 18;
+
+}  // namespace
+
+void scale_sums(const ScaleSums& s) {
+  const int64_t work = std::max<int64_t>(s.columns * s.candidates, 1);
+  parallel_for(0, s.rows, std::max<int64_t>(kGrain / work, 1),
+               [&](int64_t begin, int64_t end) { isa().sums.rows(s, begin, end); });
+}
+
+}  // namespace ao

@@ -1,0 +1,362 @@
+// Sums of errors for candidates of scales; included by the unit of an instruction set.
+//
+// A part of a row stays in the cache while all candidates are tried. Many of them are tried side by side, one in each
+// lane, for one element after the other; the few that are left one by one, for 16 elements at a time.
+#pragma once
+#include "../quantize/decode.h"
+#include "../quantize/encode.h"
+#include "kernels.h"
+
+namespace ao::AO_ISA::sums {
+
+struct Yes {
+  static constexpr bool value = true;
+};
+struct No {
+  static constexpr bool value = false;
+};
+
+// Elements whose sums are in float32, before they are added to those in float64.
+constexpr int64_t kPart = 256;
+// From so many candidates on they fill lanes.
+constexpr int64_t kFew = 5;
+// What is added to numbers to round them.
+constexpr float kMagic = 0x1.8p23f;
+
+// Nearest values of a format: integers, floats that have a mantissa, and any others.
+struct Integers {
+  static constexpr bool kShifts = true;
+  F least, greatest;
+
+  explicit AO_METHOD Integers(const Format& f) : least(splat(f.least)), greatest(splat(f.greatest)) {}
+  // A sum with 1.5 * 2^23 rounds, ties to even.
+  AO_METHOD F values(F ratio) const {
+    const F magic = splat(kMagic);
+    return sub(add(min(max(ratio, least), greatest), magic), magic);
+  }
+};
+
+struct Floats {
+  static constexpr bool kShifts = false;
+  F greatest, to_quanta;
+  I least;
+
+  explicit AO_METHOD Floats(const Format& f)
+      : greatest(splat(f.greatest)),
+        to_quanta(splat(__builtin_bit_cast(float, (127 + 23 - f.mantissa) << 23))),
+        least(splat_int(__builtin_bit_cast(int32_t, f.smallest_normal))) {}
+  // A sum with 2^23 quanta rounds, as in `encode_floats`.
+  AO_METHOD F values(F ratio) const {
+    const F magnitude = min(abs(ratio), greatest);
+    const I power = max_int(and_(bits_of(magnitude), splat_int(0x7f800000)), least);
+    const F quanta = mul(as_float(power), to_quanta);
+    const I sign = and_(bits_of(ratio), splat_int(INT32_MIN));
+    return as_float(or_(bits_of(sub(add(quanta, magnitude), quanta)), sign));
+  }
+};
+
+// Up to 16 values in any order of codes: steps between intervals are passed one by one.
+struct Steps {
+  static constexpr bool kShifts = false;
+  static constexpr int kMost = 16;
+  int count;
+  F least, greatest, below[kMost];  // the greatest number of each interval but the last
+  I first, changes[kMost];          // the value of the lowest interval, and which bits of it change at each step
+
+  explicit Steps(const Format& f)
+      : count((1 << f.bits) - 1), least(splat(f.least)), greatest(splat(f.greatest)), first(bits_at(f, 0)) {
+    for (int level = 0; level < f.bits; ++level) {  // as `set_steps` puts them into the tree
+      const int nodes = 1 << level, span = 1 << (f.bits - level);
+      for (int i = 0; i < nodes; ++i) {
+        const int32_t key = f.tree[nodes - 1 + i];
+        const int place = i * span + span / 2 - 1;
+        const bool none = key > static_cast<int32_t>(coding::kInfinity);
+        below[place] = splat(none ? __builtin_inff() : coding::of_key(key - 1));
+        changes[place] = xor_(bits_at(f, place), bits_at(f, place + 1));
+      }
+    }
+  }
+  static AO_METHOD I bits_at(const Format& f, int interval) {
+    return splat_int(__builtin_bit_cast(int32_t, f.table[f.order[interval]]));
+  }
+  AO_METHOD F values(F ratio) const {
+    const F inside = min(max(ratio, least), greatest);
+    I value = first;
+    for (int i = 0; i < count; ++i) {
+      const I above = shift_right<31>(bits_of(sub(below[i], inside)));
+      value = xor_(value, and_(above, changes[i]));
+    }
+    return as_float(value);
+  }
+};
+
+// Any format, by the way that encodes and decodes.
+struct Coded {
+  static constexpr bool kShifts = false;
+  const Format& format;
+
+  explicit Coded(const Format& f) : format(f) {}
+  AO_METHOD F values(F ratio) const {
+    alignas(64) float v[16];
+    alignas(64) uint8_t codes[16] = {};
+    store(v, ratio);
+    coding::encode_values(format, v, 16, codes);
+    coding::decode_values(format, codes, 16, v);
+    return load(v);
+  }
+};
+
+// A polynomial, the coefficient of the highest power first.
+template <int kCount>
+AO_INLINE F polynomial(const float (&coefficients)[kCount], F x) {
+  F sum = splat(coefficients[0]);
+#pragma GCC unroll 8
+  for (int i = 1; i < kCount; ++i) sum = fma(sum, x, splat(coefficients[i]));
+  return sum;
+}
+
+// magnitude^power, to 1 part in 2^17 where both are normal numbers; next to nothing for 0.
+AO_INLINE F raised(F magnitude, F power) {
+  // log2(1 + t) / t for t from 1 / sqrt(2) - 1 to sqrt(2) - 1, and 2^t from -1/2 to 1/2: interpolated
+  constexpr float kLog[] = {0x1.608508p-3f, -0x1.13f974p-2f, 0x1.2eba94p-2f, -0x1.6ff99ep-2f,
+                            0x1.ec2a0cp-2f, -0x1.7156ap-1f, 0x1.71548ep+0f};
+  constexpr float kPower[] = {0x1.3d107cp-7f, 0x1.ca1d02p-5f, 0x1.ebf906p-3f, 0x1.62e0c2p-1f, 0x1p+0f};
+  const I bits = bits_of(magnitude);
+  // the exponent of the mantissa's nearest power of two
+  const I exponent = shift_right<23>(subtract(bits, splat_int(0x3f3504f3)));
+  const F t = sub(as_float(subtract(bits, shift_left<23>(exponent))), splat(1.0f));
+  const F log = fma(polynomial(kLog, t), t, to_float(exponent));
+  const F whole = min(max(mul(log, power), splat(-126.0f)), splat(127.0f));
+  const I nearest = round_to_int(whole);
+  return as_float(add(bits_of(polynomial(kPower, sub(whole, to_float(nearest)))), shift_left<23>(nearest)));
+}
+
+// Scales and zero points of 16 lanes.
+struct Tried {
+  F scale, point;     // what codes are multiplied by, and what is taken off them before
+  F divisor, inverse; // the scale, or 1 where it is 0, and 1 / that
+  F shift;            // kMagic + point
+  bool whole;         // points are whole numbers, with which `shift` is exact
+
+  // The first `count` of some numbers; the last lanes, or all where there is one, are as the first one.
+  static AO_METHOD Tried of(const float* scales, const float* points, int count) {
+    alignas(64) float lanes[3][16];
+    bool whole = true;
+    for (int i = 0; i < 16; ++i) {
+      const int from = i < count ? i : 0;
+      lanes[0][i] = scales[from];
+      lanes[1][i] = scales[from] == 0 ? 1.0f : scales[from];
+      lanes[2][i] = points ? points[from] : 0.0f;
+    }
+    for (int i = 0; i < 16; ++i) whole = whole && (lanes[2][i] + kMagic) - kMagic == lanes[2][i];
+    const F divisor = load(lanes[1]), point = load(lanes[2]);
+    return {load(lanes[0]), point, divisor, div(splat(1.0f), divisor), add(splat(kMagic), point), whole};
+  }
+  // x / scale, rounded as a division rounds: where products and sums are fused, the remainder of a guess leads to it.
+  AO_METHOD F divide(F x) const {
+    if constexpr (kRegisters > 2) return div(x, divisor);
+    const F guess = mul(x, inverse);
+    return fma(sub(zero(), fma(guess, divisor, sub(zero(), x))), inverse, guess);
+  }
+};
+
+// x less what dequantizing gives: -e.
+template <bool kZero, class Values>
+AO_INLINE F missing(const Values& values, const Tried& q, F x) {
+  const F quotient = q.divide(x);
+  const F value = values.values(kZero ? add(quotient, q.point) : quotient);
+  // rounded once before the difference, as what is dequantized
+  return sub(x, mul(kZero ? sub(value, q.point) : value, q.scale));
+}
+
+// The sums of 16 lanes, of -e in place of e.
+struct Totals {
+  F squares = zero(), along = zero(), plain = zero(), powers = zero();
+
+  template <bool kWeighted, bool kPowers>
+  AO_METHOD void count(F missed, F x, F weight, F power) {
+    const F counted = kWeighted ? mul(weight, missed) : missed;
+    squares = fma(counted, missed, squares);
+    along = fma(counted, x, along);
+    plain = add(plain, counted);
+    if constexpr (kPowers) {
+      const F raised_error = raised(abs(missed), power);
+      powers = kWeighted ? fma(weight, raised_error, powers) : add(powers, raised_error);
+    }
+  }
+  // All lanes added up, in the first one.
+  template <bool kPowers>
+  AO_METHOD Totals together() const {
+    return {splat(sum(squares)), splat(sum(along)), splat(sum(plain)), kPowers ? splat(sum(powers)) : zero()};
+  }
+};
+
+// A part of a row as floats, with zeros behind it, where the importance is 0, too.
+struct Part {
+  alignas(64) float x[kPart], weights[kPart];
+  int64_t count;
+
+  // Of the 16 elements from i on: the importance, or 1 for those that there are.
+  template <bool kWeighted>
+  AO_METHOD F weight_at(int64_t i) const {
+    if constexpr (kWeighted) return load(weights + i);
+    alignas(64) static constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    return load_as(Element::f32, kOnes, count - i < 16 ? static_cast<int>(count - i) : 16);
+  }
+};
+
+template <bool kWeighted>
+static inline void read_part(const ScaleSums& s, int64_t row, int64_t begin, Part& part) {
+  part.count = begin + kPart < s.columns ? kPart : s.columns - begin;
+  const int64_t at = row * s.columns + begin;
+  const auto* x = static_cast<const uint8_t*>(s.x) + at * bytes_of(s.type);
+  for (int64_t i = 0; i < part.count; i += 16) {
+    const int count = part.count - i < 16 ? static_cast<int>(part.count - i) : 16;
+    store(part.x + i, load_as(s.type, x + i * bytes_of(s.type), count));
+    if constexpr (kWeighted) store(part.weights + i, load_as(Element::f32, s.importance + at + i, count));
+  }
+}
+
+// Where the sums of candidates of a row go: of squares, along, plain and powers, a plane each.
+struct Place {
+  float* first;
+  int64_t plane;  // distance to the next sum
+
+  AO_METHOD void write(const Totals& t, bool powers, int count) const {
+    store_as(Element::f32, first, t.squares, count);
+    store_as(Element::f32, first + plane, sub(zero(), t.along), count);
+    store_as(Element::f32, first + 2 * plane, sub(zero(), t.plain), count);
+    if (powers) store_as(Element::f32, first + 3 * plane, t.powers, count);
+  }
+};
+
+// Sums of several parts in float64.
+struct Long {
+  double of[4][16] = {};
+
+  void add_totals(const Totals& t) {
+    alignas(64) float part[4][16];
+    store(part[0], t.squares), store(part[1], t.along), store(part[2], t.plain), store(part[3], t.powers);
+    for (int k = 0; k < 4; ++k) {
+      for (int i = 0; i < 16; ++i) of[k][i] += part[k][i];
+    }
+  }
+  Totals rounded() const {
+    alignas(64) float part[4][16];
+    for (int k = 0; k < 4; ++k) {
+      for (int i = 0; i < 16; ++i) part[k][i] = static_cast<float>(of[k][i]);
+    }
+    return {load(part[0]), load(part[1]), load(part[2]), load(part[3])};
+  }
+};
+
+// One kind of call: with zero points, importance and powers or without.
+template <bool kZero, bool kWeighted, bool kPowers, class Values>
+struct Summing {
+  const ScaleSums& s;
+  const Values values;
+  const F power;
+
+  explicit Summing(const ScaleSums& call) : s(call), values(call.format), power(splat(call.power)) {}
+
+  // Up to 16 candidates, one in each lane.
+  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Part& part) const {
+    Totals totals;
+    for (int64_t i = 0; i < part.count; ++i) {
+      const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
+      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, weight, power);
+    }
+    return totals;
+  }
+
+  // The same for whole numbers, whose rounding is part of the product with 1 / scale: what is near a tie may become
+  // the other one of two values that are as near.
+  __attribute__((noinline)) Totals try_whole(const Tried& tried, const Part& part) const {
+    Totals totals;
+    const F least = add(values.least, splat(kMagic)), greatest = add(values.greatest, splat(kMagic));
+    const F inverse = tried.inverse, shift = tried.shift, negative = sub(zero(), tried.scale);
+    for (int64_t i = 0; i < part.count; ++i) {
+      const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
+      const F shifted = min(max(fma(x, inverse, shift), least), greatest);
+      totals.template count<kWeighted, kPowers>(fma(sub(shifted, shift), negative, x), x, weight, power);
+    }
+    return totals;
+  }
+
+  // One candidate, for 16 elements at a time; what is behind the part does not count.
+  __attribute__((noinline)) Totals try_one(const Tried& q, const Part& part) const {
+    Totals totals;
+    int64_t i = 0;
+    for (; i + 16 <= part.count; i += 16) {
+      const F x = load(part.x + i);
+      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, part.template weight_at<kWeighted>(i),
+                                                power);
+    }
+    if (i < part.count) {
+      const F x = load(part.x + i);
+      totals.template count<true, kPowers>(missing<kZero>(values, q, x), x, part.template weight_at<kWeighted>(i),
+                                           power);
+    }
+    return totals.template together<kPowers>();
+  }
+
+  Totals attempt(const Tried& q, const Part& part, bool few) const {
+    if (few) return try_one(q, part);
+    if constexpr (Values::kShifts) {
+      if (q.whole) return try_whole(q, part);
+    }
+    return try_lanes(q, part);
+  }
+
+  void row(int64_t row, Part& part) const {
+    const bool is_one_part = s.columns <= kPart;
+    if (is_one_part) read_part<kWeighted>(s, row, 0, part);
+    for (int64_t first = 0; first < s.candidates;) {
+      const int64_t at = row * s.candidates + first, left = s.candidates - first;
+      const bool few = left < kFew;
+      const int count = few ? 1 : left < kTried ? static_cast<int>(left) : static_cast<int>(kTried);
+      const Tried q = Tried::of(s.scale + at, kZero ? s.zero + at : nullptr, count);
+      const Place place{s.sums + at, s.rows * s.candidates};
+      first += count;
+      if (is_one_part) {
+        place.write(attempt(q, part, few), kPowers, count);
+        continue;
+      }
+      Long sums;
+      for (int64_t begin = 0; begin < s.columns; begin += kPart) {
+        read_part<kWeighted>(s, row, begin, part);
+        sums.add_totals(attempt(q, part, few));
+      }
+      place.write(sums.rounded(), kPowers, count);
+    }
+  }
+
+  void rows(int64_t begin, int64_t end) const {
+    Part part;
+    for (int64_t r = begin; r < end; ++r) row(r, part);
+  }
+};
+
+template <bool kZero, bool kWeighted, bool kPowers>
+static inline void sum_rows_as(const ScaleSums& s, int64_t begin, int64_t end) {
+  switch (s.format.rule) {
+    case Rule::integer: return Summing<kZero, kWeighted, kPowers, Integers>(s).rows(begin, end);
+    case Rule::floating: return Summing<kZero, kWeighted, kPowers, Floats>(s).rows(begin, end);
+    case Rule::search: break;
+  }
+  if (s.format.bits <= 4) return Summing<kZero, kWeighted, kPowers, Steps>(s).rows(begin, end);
+  Summing<kZero, kWeighted, kPowers, Coded>(s).rows(begin, end);
+}
+
+static inline void sum_rows(const ScaleSums& s, int64_t begin, int64_t end) {
+  const auto with_zero = [&](auto... kinds) {
+    if (s.zero) return sum_rows_as<true, kinds.value...>(s, begin, end);
+    return sum_rows_as<false, kinds.value...>(s, begin, end);
+  };
+  if (s.power != 0) return s.importance ? with_zero(Yes{}, Yes{}) : with_zero(No{}, Yes{});
+  return s.importance ? with_zero(Yes{}, No{}) : with_zero(No{}, No{});
+}
+
+static const SumsKernels kSumsKernels = {.rows = sum_rows};
+
+}  // namespace ao::AO_ISA::sums

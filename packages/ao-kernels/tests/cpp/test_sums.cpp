@@ -1,0 +1,107 @@
+// scale_sums against its definition in float64.
+#include "sums/sums.h"
+
+#include "quantize/quantize.h"
+#include "support.h"
+
+using namespace ao;
+using namespace ao::test;
+
+namespace {
+
+// Integers in two's complement, or values that are no integers, in the order of their codes.
+Format format(int bits, bool whole) {
+  Format f{};
+  f.bits = bits;
+  f.rule = whole ? Rule::integer : Rule::search;
+  const int codes = 1 << bits, half = codes / 2;
+  std::vector<int32_t> steps;
+  float before = 0;
+  for (int u = 0; u < codes; ++u) {
+    f.order[u] = static_cast<uint8_t>(u);
+    const float value = static_cast<float>(u - half) / 8 + (u == codes - 1 ? 0.5f : 0.0f);
+    f.table[u] = whole ? static_cast<float>((u ^ half) - half) : value;
+    if (u > 0) {
+      const float first = std::nextafter((before + value) / 2, INFINITY);
+      int32_t key;
+      std::memcpy(&key, &first, 4);
+      steps.push_back(key < 0 ? key ^ 0x7fffffff : key);
+    }
+    before = value;
+  }
+  set_steps(f, steps.data());
+  REQUIRE(complete(f) == nullptr);
+  return f;
+}
+
+double nearest_value(const Format& f, double v) {
+  double best = f.table[0];
+  for (int u = 1; u < 1 << f.bits; ++u) {
+    if (std::abs(f.table[u] - v) < std::abs(best - v)) best = f.table[u];
+  }
+  return best;
+}
+
+struct Case {
+  int bits;
+  bool whole;
+  int64_t columns, candidates;
+  bool zero, whole_zero, weighted;
+  float power;
+};
+
+void compare(const Case& c) {
+  const int64_t rows = 5;
+  const std::vector<float> x = normal(static_cast<size_t>(rows * c.columns), 1);
+  std::vector<float> weights = normal(x.size(), 2), scale = normal(static_cast<size_t>(rows * c.candidates), 3);
+  std::vector<float> zero = normal(scale.size(), 4);
+  for (float& w : weights) w = std::abs(w);
+  for (float& v : scale) v = std::abs(v) / 4 + 0.05f;
+  for (float& z : zero) z = c.whole_zero ? std::nearbyint(z) : z;
+  scale.back() = 0;
+  std::vector<float> sums(static_cast<size_t>((c.power == 0 ? 3 : 4) * rows * c.candidates));
+  ScaleSums s{format(c.bits, c.whole), x.data(), Element::f32, c.weighted ? weights.data() : nullptr, scale.data(),
+              c.zero ? zero.data() : nullptr, c.power, sums.data(), rows, c.columns, c.candidates};
+  scale_sums(s);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < c.candidates; ++k) {
+      const size_t at = static_cast<size_t>(r * c.candidates + k), plane = scale.size();
+      const double by = scale[at], point = c.zero ? zero[at] : 0;
+      double expected[4] = {}, sizes[4] = {};
+      for (int64_t i = 0; i < c.columns; ++i) {
+        const size_t place = static_cast<size_t>(r * c.columns + i);
+        const double w = c.weighted ? weights[place] : 1, v = x[place];
+        const double e = by == 0 ? -v : (nearest_value(s.format, v / by + point) - point) * by - v;
+        const double parts[4] = {w * e * e, w * e * v, w * e, c.power == 0 ? 0 : w * std::pow(std::abs(e), c.power)};
+        for (int j = 0; j < 4; ++j) expected[j] += parts[j], sizes[j] += std::abs(parts[j]);
+      }
+      for (int j = 0; j < (c.power == 0 ? 3 : 4); ++j) {
+        CAPTURE(c.bits), CAPTURE(c.columns), CAPTURE(c.candidates), CAPTURE(j);
+        CHECK(std::abs(sums[j * plane + at] - expected[j]) <= 1e-4 * sizes[j] + 1e-6);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sums of errors are those of what dequantizing gives") {
+  const Threads threads(2);
+  for (const bool whole : {true, false}) {
+    for (const int64_t columns : {1, 7, 16, 33, 256, 600}) {
+      for (const int64_t candidates : {1, 4, 5, 16, 37}) {
+        for (const float power : {0.0f, 0.7f}) {
+          compare({4, whole, columns, candidates, false, false, false, power});
+          compare({whole ? 8 : 5, whole, columns, candidates, true, false, true, power});
+          compare({2, whole, columns, candidates, true, true, columns % 2 == 0, power});
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("sums of nothing") {
+  ScaleSums s{};
+  s.format = format(4, true);
+  scale_sums(s);
+}

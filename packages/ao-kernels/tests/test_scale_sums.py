@@ -1,0 +1,74 @@
+"""The kernels of `scale_sums` and `encode_scaled` on the CPU, and searches for scales with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ao_core import Spec, kernels, quantize_tensor
+from ao_core.ext.numerics import choose_qparams, error_sums
+from ao_core.testing import KernelSuite
+from ao_core.testing.base import gaussian
+from ao_core.testing.kernel_sums import dequantized_sums
+from ao_kernels.cpu.sums import scale_sums as kernel
+
+NAMES = ("int4", "uint4", "int8", "f4e2m1", "f8e4m3", "nf4", "ternary")
+
+
+class TestScaleSums(KernelSuite):
+    kernel = "cpu_scale_sums"
+
+
+class TestEncodeScaled(KernelSuite):
+    kernel = "cpu_encode_scaled"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ties_are_those_of_quantize(name: str) -> None:
+    """Elements half way between two codes: other ones would change the sums of e x by much."""
+    spec = Spec(name, (1, -1))
+    x = torch.arange(-40, 41).mul(0.25).expand(3, 81) * torch.tensor([[1.0], [0.75], [1.5]])
+    scale = torch.tensor([[0.5, 1.0, 3.0, 0.375], [0.75] * 4, [1.5] * 4])
+    sums = kernel(x, scale, None, None, None, spec).double()
+    expected = dequantized_sums(x, scale, None, None, None, spec)
+    square = x.double().square().sum(1, keepdim=True)
+    assert ((sums - expected).abs() <= 1e-5 * (1 + square)).all()
+
+
+@pytest.mark.parametrize("zero_point", ["none", "int", "float"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["mse", "hqq"])
+def test_searches_find_what_they_find_in_plain_torch(
+    method: str, name: str, zero_point: str
+) -> None:
+    """As good a scale at least, but for candidates that are as good as each other in float32."""
+    if zero_point == "int" and name not in ("int4", "uint4", "int8"):
+        pytest.skip("needs integers")
+    x = gaussian((24, 200)).bfloat16()
+    spec = Spec(name, (1, 40), "bfloat16", zero_point)
+    found = quantize_tensor(x, spec, scale_method=method)
+    with kernels("reference"):
+        other = quantize_tensor(x, spec, scale_method=method)
+    same = (found.scale == other.scale).double().mean()
+    assert same > 0.9
+    noise, of_other = (float(error_sums(x, w.dequantize())[1]) for w in (found, other))
+    assert abs(noise - of_other) <= 0.01 * of_other
+
+
+def test_no_block_is_worse_than_absmax() -> None:
+    x = torch.distributions.StudentT(2.5).sample((64, 320)).bfloat16()
+    x[3] = 0.0
+    x[5] *= 1e-25
+    for name in NAMES:
+        spec = Spec(name, (1, 32), "bfloat16")
+        scale, _ = choose_qparams(
+            x, quantize_tensor(x, spec).format, spec.block, "none", "bfloat16"
+        )
+        for method in ("mse", "hqq"):
+            found = quantize_tensor(x, spec, scale_method=method)
+            plain = quantize_tensor(x, spec, scale=scale)
+            errors = [
+                (q.dequantize(torch.float32).double() - x.double()).square().unflatten(1, (10, 32))
+                for q in (found, plain)
+            ]
+            assert (errors[0].sum(-1) <= errors[1].sum(-1) * (1 + 1e-12)).all()
