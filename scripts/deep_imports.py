@@ -24,7 +24,8 @@ INSIDE = {
     "packages/ao-hf/tests/generation/test_measuring.py": ("cli",),
     # watches what is in memory and stops runs; calls commands
     "packages/ao-hf/tests/transformers/test_calibrated_folders.py": ("checkpoints", "cli"),
-    "packages/ao-hf/tests/transformers/test_calibrated_experts.py": ("checkpoints",),  # shrinks pieces
+    # shrinks pieces
+    "packages/ao-hf/tests/transformers/test_calibrated_experts.py": ("checkpoints",),
     "packages/ao-hf/tests/transformers/test_transformed_folders.py": ("checkpoints", "cli"),
     "packages/ao-hf/tests/transformers/test_replays.py": ("cli",),  # calls commands
     "scripts/write_known_names.py": ("known",),  # writes the table of that module
