@@ -132,7 +132,9 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
 
 def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
     """As `numerics.quantize_affine`."""
-    return quantize_affine(x, registry.dtypes.get(spec.dtype), spec.block, scale, zero_point)
+    dtype = registry.dtypes.get(spec.dtype)
+    # contiguous, since codes inherit strides
+    return quantize_affine(x.contiguous(), dtype, spec.block, scale, zero_point)
 
 
 def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
