@@ -17,6 +17,7 @@ __all__ = [
     "block_absmax",
     "block_absmean",
     "block_minmax",
+    "check_grid",
     "expand",
     "full_block",
     "grid_shape",
@@ -77,7 +78,7 @@ def expand(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
 
     Dimensions that are one block stay of size 1.
     """
-    _check_grid(grid, shape, block)
+    check_grid(grid, shape, block)
     for dim, extent in enumerate(full_block(block, shape)):
         if extent == 1 or grid.shape[dim] == 1:
             continue
@@ -95,7 +96,7 @@ def split_blocks(x: Tensor, block: Sequence[int], grid: Tensor) -> tuple[Tensor,
     Where the blocks divide the shape, both are views and nothing is copied; a ragged shape leaves
     `x` as it is and repeats the grid with `expand`. The view of `x` reshapes back to `x.shape`.
     """
-    _check_grid(grid, x.shape, block)
+    check_grid(grid, x.shape, block)
     x_sizes: list[int] = []
     grid_sizes: list[int] = []
     extents = full_block(block, x.shape)
@@ -134,7 +135,8 @@ def _reduce(x: Tensor, block: Sequence[int], op: Callable[..., Tensor]) -> Tenso
     return x
 
 
-def _check_grid(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> None:
+def check_grid(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> None:
+    """Raise `ConfigError` where a tensor does not have one element per block."""
     expected = grid_shape(shape, block)
     if tuple(grid.shape) != expected:
         raise ConfigError(

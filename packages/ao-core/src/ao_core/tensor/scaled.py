@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ao_core.dispatch import run
 from ao_core.numerics import quantize_affine
+from ao_core.numerics.blocks import check_grid
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -22,7 +23,13 @@ def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spe
         scale: one per block, of any dtype.
         zero_point: in the domain of codes, or codes; None: there is none.
         spec: its dtype and block count.
+
+    Raises:
+        ConfigError: there is not one scale, or zero point, per block.
     """
+    for given in (scale, zero_point):
+        if given is not None:
+            check_grid(given, tuple(x.shape), spec.block)
     if type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling():
         dtype = registry.dtypes.get(spec.dtype)
         return quantize_affine(x, dtype, spec.block, scale, zero_point)
