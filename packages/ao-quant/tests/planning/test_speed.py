@@ -23,7 +23,7 @@ def data(ids):
 
 @pytest.fixture
 def clock(monkeypatch, model):
-    """Seconds by the bytes of weights, 1 ms beside them, and 5 % more where formats are mixed."""
+    """1 ms, and 0.1 µs per byte of the weights; 5 % more per byte where formats are mixed."""
     dense = sum(p.nbytes for p in model.parameters() if p.dim() > 1)
     seen = []
 

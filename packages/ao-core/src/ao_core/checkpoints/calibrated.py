@@ -126,15 +126,15 @@ class _Solving:
         A weight of which that did not write all parts, or not the bias, is solved for again, and what it
         wrote of it stays: it is the same.
         """
-        found, homes = dict(there), self._calibration.homes
-        biases = {weight.fqn: name for name, (_, weight) in self._biases.items()}
-        for entry in self._entries:
-            names = {part.fqn for part in homes[entry.fqn].parts} | {biases.get(entry.fqn, "")} - {
-                ""
-            }
-            if not names <= found.keys():
-                found = {name: path for name, path in found.items() if name not in names}
-        self.paged.there.update(found)
+        homes = self._calibration.homes
+        together = {e.fqn: {part.fqn for part in homes[e.fqn].parts} for e in self._entries}
+        for name, (_, weight) in self._biases.items():
+            together[weight.fqn].add(name)
+        again: set[str] = set()
+        for names in together.values():
+            if not names <= there.keys():
+                again |= names
+        self.paged.there.update({name: there[name] for name in there.keys() - again})
 
     def run(self) -> None:
         """Visit all weights, in order."""

@@ -113,9 +113,12 @@ def job_of(
     for name, owner in checkpoint.ties.items():
         names[owner].append(name)
     steps = [
-        replace(
-            _step(sorted(names[fqn], key=natural), entry, of_entry.get(fqn), kept.get(fqn, "")),
-            place=places.get(fqn, ()),
+        _step(
+            sorted(names[fqn], key=natural),
+            entry,
+            of_entry.get(fqn),
+            kept.get(fqn, ""),
+            places.get(fqn, ()),
         )
         for fqn, entry in checkpoint.entries.items()
     ]
@@ -204,7 +207,9 @@ def _try_out(steps: Sequence[Step]) -> None:
         planned(step)
 
 
-def _step(names: list[str], entry: Entry, decision: Decision | None, kept: str) -> Step:
+def _step(
+    names: list[str], entry: Entry, decision: Decision | None, kept: str, place: Place
+) -> Step:
     if entry.spec is not None:
         decision, reason = None, f"it is quantized already ({entry.spec})"
     elif not is_dense(entry):
@@ -213,7 +218,7 @@ def _step(names: list[str], entry: Entry, decision: Decision | None, kept: str) 
         reason = decision.reason
     else:
         reason = kept or "it is no parameter of the model"
-    return Step(names[0], tuple(names[1:]), entry, decision, reason)
+    return Step(names[0], tuple(names[1:]), entry, decision, reason, place)
 
 
 def _choose(

@@ -141,17 +141,15 @@ def _fill(
     calibration: Calibration, checkpoint: Checkpoint, mapped: Callable[[str], Tensor]
 ) -> None:
     """Give the model the tensors of the files, none of which is read by that."""
+
+    def stored(step: Step) -> Tensor:
+        name = step.entry.fqn
+        return checkpoint.load(name) if name in checkpoint.records else mapped(name)
+
     calibration.fill_buffers()  # while parameters are on the meta device: it gives these values, too
     for entry in calibration.decisions:
         home = calibration.homes[entry.fqn]
-        value = joined(
-            home,
-            lambda step: (
-                checkpoint.load(step.entry.fqn)
-                if step.entry.fqn in checkpoint.records
-                else mapped(step.entry.fqn)
-            ),
-        )
+        value = joined(home, stored)
         value = value if len(home.parts) == 1 else spilled(value)
         parameter = nn.Parameter(value, requires_grad=False)
         for owner in entry.owners:
@@ -175,10 +173,7 @@ def _mapping(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
 
 
 def _tensors(
-    job: Job,
-    names: Mapping[str, str],
-    model: nn.Module,
-    mapped: Callable[[str], Tensor],
+    job: Job, names: Mapping[str, str], model: nn.Module, mapped: Callable[[str], Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The plain tensors of the files as the model has them, and parameters that are in none of them any more.
 

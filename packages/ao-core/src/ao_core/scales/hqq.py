@@ -47,9 +47,8 @@ def hqq_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
 def _improve(rows: Rows) -> QParams:
     rows = replace(rows, power=_P)
-    if rows.x.numel() > 2 * searched_at_once(
-        rows.x.device
-    ):  # one block, of which there is to be no copy
+    # a larger one is a single block, which is not copied
+    if rows.x.numel() > 2 * searched_at_once(rows.x.device):
         return never_worse(rows, search_range(rows))
     scale, point = rows.start.scale, rows.start.zero_point
     unit = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)

@@ -27,8 +27,8 @@ def improve_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
 
-    Memory beside the result is a few pieces of at most twice `searched_at_once`, and for a block that is
-    larger and not contiguous a copy of it.
+    Besides the result, memory holds a few pieces of at most twice `searched_at_once` elements each. A block
+    that is larger and not contiguous is copied.
 
     Args:
         x: of any shape, in the layout's blocked shape.

@@ -183,7 +183,7 @@ class Rows:
         Where there is none, one with a huge measure.
         """
         sums = Sums(*self._sums(q))
-        # measures are small beside what this adds, and sums and products much faster than choices
+        # what this adds is much larger than any measure; adding is much faster than `torch.where`
         excess = (sums.squares - self.first.sums.squares).clamp_(min=0.0)
         measure = torch.add(self.measure(sums), excess, alpha=_HUGE)
         if measure.shape[1] == 1:

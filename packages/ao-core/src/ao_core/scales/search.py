@@ -33,7 +33,7 @@ _COARSE: Factors = (
     0.12,
     0.06,
 )
-#: for scales of either sign the same, beside ranges whose end is a value of the format
+#: the same for scales of either sign, after ranges whose end is a value of the format
 _CLIPPED: Factors = (0.93, 0.86, 0.77, 0.64, 0.42)
 #: for scales that are powers of two
 _POWERS: Factors = (4.0, 2.0, 0.5, 0.25, 0.125, 0.0625)

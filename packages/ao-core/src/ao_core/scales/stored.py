@@ -29,7 +29,7 @@ def rounded_zero(point: Tensor, scale: Tensor, dtype: DType, spec: Spec) -> Tens
 
     Args:
         point: any numbers, float32.
-        scale: those beside them, as stored, in float32.
+        scale: the scale of each, as stored, in float32.
         dtype: the number format.
         spec: the kind of zero points, not "none", and the storage of scales.
     """

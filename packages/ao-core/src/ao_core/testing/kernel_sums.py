@@ -66,7 +66,7 @@ class _ScaleSums(OpTrial):
         assert actual.is_contiguous()
         good = expected.isfinite()
         assert torch.equal(actual[:3].isfinite(), good[:3]), "what is not finite is elsewhere"
-        # beside what zeros would give, in the last column: errors may be rounding of x alone
+        # relative to the sums of a scale of 0, in the last column: errors may be rounding of x alone
         squares, square = expected[0], expected[0, :, -1:]
         mixed, count = (squares * square).sqrt(), 16.0 * case.shape[1]
         sizes = [squares + 0.1 * mixed + 1e-7 * square, mixed + 1e-2 * square]

@@ -102,18 +102,12 @@ def _unset(dtype: torch.dtype) -> float | int | bool:
     return False if dtype == torch.bool else int(torch.iinfo(dtype).min)
 
 
-#: an index of a parameter: numbers of matrices, then slices
-Place = tuple[int | slice, ...]
-
-
 class _Join(NamedTuple):
     """How a tensor of the files becomes a part of a parameter."""
 
     converter: WeightConverter
     #: of the converter, which takes the tensor for this one
     pattern: str
-    #: what transformers calls the parameter, as it collects its parts
-    target: str
 
 
 def _parameters_of(
@@ -144,7 +138,7 @@ def _parameters_of(
         elif new in state:
             found[name] = new
             if converter is not None and pattern is not None:
-                joins[name] = _Join(converter, pattern, new)
+                joins[name] = _Join(converter, pattern)
     return found, kept, joins
 
 
@@ -153,14 +147,12 @@ def _places(
     joins: Mapping[str, _Join],
     parameter: str,
     shapes: Mapping[str, tuple[int, ...]],
-) -> dict[str, Place]:
+) -> dict[str, tuple[int | slice, ...]]:
     """Where tensors lie in the parameter that they are joined of; empty where they are not whole there.
 
     The model's own converter is run on the numbers of their rows: its operations join along rows, or stack.
     """
-    own = {
-        name: join for name, join in joins.items() if name in shapes and join.target == parameter
-    }
+    own = {name: join for name, join in joins.items() if name in shapes}
     if set(own) != set(shapes) or len({id(join.converter) for join in own.values()}) != 1:
         return {}
     converter = copy.deepcopy(next(iter(own.values())).converter)
@@ -176,7 +168,7 @@ def _places(
         made = made[0]
     if not isinstance(made, torch.Tensor) or made.numel() != count:
         return {}
-    found: dict[str, Place] = {}
+    found: dict[str, tuple[int | slice, ...]] = {}
     where = made.flatten().argsort()
     for name, own_rows in numbers.items():
         first = where[own_rows.flatten()[0]]
@@ -184,7 +176,7 @@ def _places(
         matrices = len(corner) - (own_rows.dim() - 1)
         ends = zip(corner[matrices:], own_rows.shape, strict=False)
         slices = [slice(start, start + size) for start, size in ends]
-        place: Place = (*corner[:matrices], *slices)
+        place: tuple[int | slice, ...] = (*corner[:matrices], *slices)
         if not torch.equal(made[place], own_rows):
             return {}
         found[name] = place
