@@ -20,18 +20,19 @@ def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spe
 
     Args:
         x: of the blocked shape of a layout.
-        scale: one per block, of any dtype.
+        scale: one per block, of any dtype; of a codebook the values of each block.
         zero_point: in the domain of codes, or codes; None: there is none.
         spec: its dtype and block count.
 
     Raises:
         ConfigError: there is not one scale, or zero point, per block.
     """
-    for given in (scale, zero_point):
-        if given is not None:
-            check_grid(given, tuple(x.shape), spec.block)
+    dtype = registry.dtypes.get(spec.dtype)
+    # of a codebook it is the values of a block, in one more dimension
+    for grid in (scale[..., 0] if dtype.kind == "codebook" else scale, zero_point):
+        if grid is not None:
+            check_grid(grid, tuple(x.shape), spec.block)
     if type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling():
-        dtype = registry.dtypes.get(spec.dtype)
         return quantize_affine(x, dtype, spec.block, scale, zero_point)
     plain = Spec(spec.dtype, spec.block, zero_point="none" if zero_point is None else "float")
     shape = tuple(x.shape)
