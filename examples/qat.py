@@ -137,10 +137,9 @@ def smollm2(args: argparse.Namespace) -> Text:
     pairs = corpus.docstring_pairs(2000)
     tokens = model.tokens("\n\n".join(f"{pair.query}\n{pair.document}" for pair in pairs))
     original = model.off_grid(model.load(), 0)
-    states = evaluate.states(original, windows)
+    logs = evaluate.predict(original, windows)
 
     def quality(_: int, made: nn.Module) -> dict[str, float]:
-        logs = evaluate.logs(original, states)
         return asdict(evaluate.quality(logs, windows, partial(evaluate.predict, made)))
 
     def batch(seed: int, step: int) -> Tensor:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core.calibration.matrices import unfolded
+from ao_core.numerics.linear import FastLinear
 
 __all__ = ["Note", "observing"]
 
@@ -54,6 +55,7 @@ def observing(weights: Iterable[tuple[str, Tensor]], note: Note) -> Iterator[Non
     with (
         torch.compiler.set_stance("force_eager"),
         _casting_anew(),
+        FastLinear(),
         _Recorder(weights, note),
     ):
         yield
