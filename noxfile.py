@@ -161,7 +161,7 @@ def tests(session: nox.Session) -> None:
     """Every test of every package, of the examples and of the tooling."""
     env = dev(session, "tests")
     # neighbours share what they prepare, and the longest tests are among the last
-    options = ["-n", "2", "--dist", "worksteal", *session.posargs]
+    options = ["-n", "2", "--dist", "worksteal", "--durations=40", *session.posargs]
     env.python("-m", "pytest", *options, env=ONE_THREAD)
 
 

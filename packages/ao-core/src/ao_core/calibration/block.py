@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ao_core.calibration.statistics import Statistics
 from ao_core.calibration.stepping import unstepped_weight
 from ao_core.config import Config
-from ao_core.numerics.linear import FastLinear
+from ao_core.numerics.fast_dense import FastDense
 from ao_core.records import Target
 from ao_core.targets import Decision
 
@@ -88,5 +88,5 @@ def called_with(
         for owner in entry.owners
         if id(owner.module) in names
     }
-    with torch.compiler.set_stance("force_eager"), FastLinear():
+    with torch.compiler.set_stance("force_eager"), FastDense():
         return functional_call(block, values, args, kwargs)

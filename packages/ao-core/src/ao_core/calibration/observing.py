@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core.calibration.matrices import unfolded
-from ao_core.numerics.linear import FastLinear
+from ao_core.numerics.fast_dense import FastDense
 
 __all__ = ["Note", "observing"]
 
@@ -55,7 +55,7 @@ def observing(weights: Iterable[tuple[str, Tensor]], note: Note) -> Iterator[Non
     with (
         torch.compiler.set_stance("force_eager"),
         _casting_anew(),
-        FastLinear(),
+        FastDense(),
         _Recorder(weights, note),
     ):
         yield
