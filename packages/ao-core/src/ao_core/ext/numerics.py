@@ -79,6 +79,7 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
+from ao_core.numerics.fast_dense import FastDense
 from ao_core.scales.exact import never_worse
 from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
@@ -98,6 +99,7 @@ __all__ = [
     "TRELLIS_MULTIPLIERS",
     "TRELLIS_STATE_BITS",
     "TRELLIS_UNIT",
+    "FastDense",
     "FloatFormat",
     "QParams",
     "Rows",
