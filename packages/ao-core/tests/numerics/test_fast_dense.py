@@ -1,9 +1,10 @@
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 
 from ao_core.numerics import fast_dense as module
-from ao_core.numerics.fast_dense import FastDense, fast_dense
+from ao_core.numerics.fast_dense import computed_fast, fast_dense
 
 SLOW = frozenset({torch.bfloat16, torch.float16})
 
@@ -27,7 +28,7 @@ def check_rounded_once(out, exact, dtype):
 def check_gradients(func, tensors, dtype, **options):
     tensors = [x.requires_grad_() for x in tensors]
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    out, exact = fast_dense(func, *tensors, **options), func(*wide, **options)
+    out, exact = computed_fast(func, *tensors, **options), func(*wide, **options)
     check_rounded_once(out, exact, dtype)
     by = torch.randn_like(out)
     gradients = torch.autograd.grad(out, tensors, by)
@@ -45,7 +46,7 @@ def test_sums_are_of_float32_and_rounded_once(dtype):
 def test_masks_may_be_of_another_dtype_or_none():
     q = torch.randn(1, 2, 5, 8).bfloat16()
     mask = torch.ones(5, 5, dtype=torch.bool).tril()
-    with FastDense():
+    with fast_dense():
         named = F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
         causal = F.scaled_dot_product_attention(q, q, q, None, 0.0, True)
     assert named.dtype == torch.bfloat16
@@ -54,7 +55,7 @@ def test_masks_may_be_of_another_dtype_or_none():
 
 def test_autocast_rounds_operands_first():
     tensors = operands(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16), FastDense():
+    with torch.autocast("cpu", torch.bfloat16), fast_dense():
         out = F.linear(*tensors)
         assert torch.is_autocast_enabled("cpu")
     check_rounded_once(out, F.linear(*(x.bfloat16().double() for x in tensors)), torch.bfloat16)
@@ -67,10 +68,10 @@ def test_other_tensors_are_torchs():
         calls.append([(x.device.type, x.dtype) for x in tensors])
         return F.linear(*tensors)
 
-    fast_dense(linear, *operands(torch.float32))
-    fast_dense(linear, *(x.to("meta") for x in operands(torch.bfloat16)))
+    computed_fast(linear, *operands(torch.float32))
+    computed_fast(linear, *(x.to("meta") for x in operands(torch.bfloat16)))
     with torch.autocast("cpu"):
-        fast_dense(linear, *operands(torch.float64, bias=False))
+        computed_fast(linear, *operands(torch.float64, bias=False))
     kept = [("cpu", torch.float32), ("meta", torch.bfloat16), ("cpu", torch.float64)]
     assert [call[0] for call in calls] == kept
 
@@ -79,3 +80,16 @@ def test_what_is_slow_is_what_onednn_says(monkeypatch):
     monkeypatch.undo()
     supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert (torch.bfloat16 in module._slow()) is not supported
+
+
+def test_compiled_models_run_eagerly_and_are_not_compiled_again():
+    counter = torch._dynamo.testing.CompileCounter()
+    model = torch.compile(torch.nn.Linear(8, 8).bfloat16(), backend=counter)
+    x = torch.randn(4, 8).bfloat16()
+    with torch.no_grad():
+        expected = model(x)
+        with fast_dense():
+            out = model(x)
+        model(x)
+    torch.testing.assert_close(out, expected)
+    assert counter.frame_count == 1

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
@@ -14,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ao_core.calibration.statistics import Statistics
 from ao_core.calibration.stepping import unstepped_weight
 from ao_core.config import Config
-from ao_core.numerics.fast_dense import FastDense
+from ao_core.numerics.fast_dense import fast_dense
 from ao_core.records import Target
 from ao_core.targets import Decision
 
@@ -88,5 +87,5 @@ def called_with(
         for owner in entry.owners
         if id(owner.module) in names
     }
-    with torch.compiler.set_stance("force_eager"), FastDense():
+    with fast_dense():
         return functional_call(block, values, args, kwargs)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core.calibration.matrices import unfolded
-from ao_core.numerics.fast_dense import FastDense
+from ao_core.numerics.fast_dense import fast_dense
 
 __all__ = ["Note", "observing"]
 
@@ -53,9 +53,8 @@ def observing(weights: Iterable[tuple[str, Tensor]], note: Note) -> Iterator[Non
             channels) and the activations (..., in), unfolded for filters: (..., in / groups * kernel).
     """
     with (
-        torch.compiler.set_stance("force_eager"),
         _casting_anew(),
-        FastDense(),
+        fast_dense(),
         _Recorder(weights, note),
     ):
         yield

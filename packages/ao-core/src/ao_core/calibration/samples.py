@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ao_core.arguments import shown
 from ao_core.errors import AoError, ConfigError, QuantizationError
-from ao_core.numerics.fast_dense import FastDense
 from ao_core.records import Target
 
 __all__ = [
@@ -74,7 +73,7 @@ def answer(
         ConfigError: the model cannot be called with the sample, or the answer holds no tensor.
         QuantizationError: without replacements, it has NaN or inf.
     """
-    with evaluating(model), replaced(replacements), FastDense():
+    with evaluating(model), replaced(replacements):
         # an error with other parameters is not the sample's
         out = _call(model, sample) if replacements else call(model, sample, name)
     found = tensor_of(out)

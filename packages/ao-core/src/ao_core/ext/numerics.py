@@ -79,7 +79,7 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
-from ao_core.numerics.fast_dense import FastDense
+from ao_core.numerics.fast_dense import fast_dense
 from ao_core.scales.exact import never_worse
 from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
@@ -99,7 +99,6 @@ __all__ = [
     "TRELLIS_MULTIPLIERS",
     "TRELLIS_STATE_BITS",
     "TRELLIS_UNIT",
-    "FastDense",
     "FloatFormat",
     "QParams",
     "Rows",
@@ -128,6 +127,7 @@ __all__ = [
     "encode_trellis",
     "error_sums",
     "expand",
+    "fast_dense",
     "float_format",
     "full_block",
     "grid_shape",

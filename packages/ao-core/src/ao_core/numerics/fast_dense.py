@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,15 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FastDense", "fast_dense"]
+__all__ = ["computed_fast", "fast_dense"]
 
 _FUNCTIONS = (F.linear, F.scaled_dot_product_attention)
 _PLAIN = (Tensor, nn.Parameter)
 
 
-class FastDense(TorchFunctionMode):
-    """Within this context `F.linear` and `F.scaled_dot_product_attention` are called by `fast_dense`."""
+@contextmanager
+def fast_dense() -> Iterator[None]:
+    """Within this context `F.linear` and `F.scaled_dot_product_attention` are called by `computed_fast`.
 
+    Compiled models run without their compiled code meanwhile, in which the calls could not be seen.
+    """
+    with torch.compiler.set_stance("force_eager"), _FastDense():
+        yield
+
+
+class _FastDense(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,
@@ -28,11 +37,11 @@ class FastDense(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _FUNCTIONS:
-            return fast_dense(func, *args, **(kwargs or {}))
+            return computed_fast(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def fast_dense(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def computed_fast(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """Call a function of tensors, in float32 where they are of 16 bits that a CPU has no fast matmul of.
 
     Without AVX-512 or its ARM counterpart torch multiplies bfloat16 at a sixth of the speed of float32, and

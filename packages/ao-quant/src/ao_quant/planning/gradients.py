@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ao_core.ext import ConfigError
 from ao_core.ext.calibration import Sample, call, evaluating, matrices, tensor_of
-from ao_core.ext.numerics import FastDense
+from ao_core.ext.numerics import fast_dense
 from ao_core.ext.quantizing import Decision
 
 __all__ = ["Gradients", "gradients_of", "predicted_error"]
@@ -92,7 +92,7 @@ def _differentiable(model: nn.Module, entries: Sequence[Decision]) -> Iterator[d
             parameter.requires_grad_(False)
         for tensor in wanted.values():
             tensor.requires_grad_(True)
-        with evaluating(model), torch.enable_grad(), FastDense():
+        with evaluating(model), torch.enable_grad(), fast_dense():
             yield wanted
     finally:
         for parameter, required in before:
