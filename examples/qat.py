@@ -75,7 +75,7 @@ PLANS = {
         2e-3,
         300,
     ),
-    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 3e-4, 500),
+    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4, 60),
     "int2 g64, SEQ": Plan(
         UIntxWeightOnlyConfig(2, 64, zero_point="float"),
         QATConfig(UIntxWeightOnlyConfig(2, 64, zero_point="float"), scales="stretched"),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core import QTensor, quantize_
+from ao_core import Config, QTensor, quantize_
 from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian
 from ao_quant import (
@@ -200,18 +200,60 @@ def test_a_loss_that_does_not_fall_changes_nothing(model: Model, data: list[Tens
     assert torch.equal(made(x), rounded(x))
 
 
-def test_a_start_from_a_calibrated_model(model: Model, data: list[Tensor]) -> None:
-    """With learned scales the prepared model computes what GPTQ's does."""
+#: without zero points, so that calibration chooses negative scales, too
+SIGNED = Int8DynamicActivationInt4WeightConfig(32)
+
+
+def has_both_signs(scale: Tensor) -> bool:
+    return bool((scale < 0).any() and (scale > 0).any())
+
+
+@pytest.mark.parametrize("base", [BASE, SIGNED], ids=["zero points", "signed scales"])
+def test_a_start_from_a_calibrated_model(model: Model, data: list[Tensor], base: Config) -> None:
+    """With learned scales the prepared model computes what GPTQ's does, and trains on from there."""
     calibrated = copy.deepcopy(model)
-    quantize_(calibrated, GPTQConfig(BASE), data=data)
+    quantize_(calibrated, GPTQConfig(base), data=data)
     for p in calibrated.parameters():
         p.requires_grad_(False)
-    student = copy.deepcopy(model)
-    quantize_(student, QATConfig(BASE, scales="learned"))
+    student: Any = copy.deepcopy(model)
+    quantize_(student, QATConfig(base, scales="learned"))
     names = start_from_(student, calibrated)
     assert len(names) == 5
+    assert has_both_signs(student.layers[0].up.weight_scale) == (base is SIGNED)
     x = gaussian((5, 64), seed=9)
     torch.testing.assert_close(student(x), calibrated(x), rtol=1e-4, atol=1e-4)
+    before = error(student, model)
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-4)
+    for step in range(24):
+        loss = F.mse_loss(student(data[step % len(data)]), model(data[step % len(data)]).detach())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert error(student, model) < before
+    trained = student(x)
+    quantize_(student, QATConfig(base, "convert", scales="learned"))
+    assert torch.equal(student(x), trained)
+
+
+@pytest.mark.parametrize("base", [BASE, SIGNED], ids=["zero points", "signed scales"])
+def test_scales_of_a_calibrated_model_are_trained(
+    model: Model, data: list[Tensor], base: Config
+) -> None:
+    quantize_(model, GPTQConfig(base), data=data)
+    x = gaussian((5, 64), seed=9)
+    before = model(x)
+    scales = train_scales_(model)
+    assert has_both_signs(torch.cat([scale.flatten() for scale in scales])) == (base is SIGNED)
+    assert torch.equal(model(x), before)
+    store_scales_(model)
+    assert torch.equal(model(x), before)
+
+
+def test_a_start_is_refused(model: Model, data: list[Tensor]) -> None:
+    calibrated, student = copy.deepcopy(model), copy.deepcopy(model)
+    quantize_(calibrated, GPTQConfig(BASE), data=data)
+    quantize_(student, QATConfig(BASE, scales="learned"))
+    x = gaussian((5, 64), seed=9)
     other = copy.deepcopy(model)
     quantize_(other, UIntxWeightOnlyConfig(3, 64))
     before = student(x)

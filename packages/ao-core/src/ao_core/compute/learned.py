@@ -7,7 +7,8 @@ r = (v - β) / s, where r is inside the range of k:
 
 (LSQ, Esser et al. 2020, arXiv:1902.08153, equations 1 to 5, without the factor 1/sqrt(N·Q) on the gradient of
 the scale; LSQ+, Bhalgat et al. 2020, arXiv:2004.09576, equations 3 to 6.) s and β are taken as they will be
-stored, to whose rounding the same holds.
+stored, to whose rounding the same holds. Without zero points s may be negative, as calibration chooses it
+where codes reach further down than up.
 """
 
 from __future__ import annotations
@@ -25,10 +26,18 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["LEARNED_SCALE", "LEAST", "Points", "chosen_points", "dense", "learned_by", "points_of"]
+__all__ = [
+    "LEARNED_SCALE",
+    "Points",
+    "chosen_points",
+    "dense",
+    "learned_by",
+    "off_zero",
+    "points_of",
+]
 
-#: scales are taken to be at least this, so that a step of the optimizer to 0 or below divides by no zero
-LEAST = 1e-9
+#: magnitudes of scales are taken to be at least this, so that nothing is divided by 0
+_LEAST = 1e-9
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -138,7 +147,7 @@ def _stored(
     scale: Tensor, offset: Tensor | None, spec: Spec, points: Points
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point of each block as they are stored."""
-    by, kind = scale.clamp_min(LEAST).float(), spec.chosen_scale_dtype
+    by, kind = off_zero(scale, spec), spec.chosen_scale_dtype
     numbers, zeros = registry.dtypes.get(spec.dtype), spec.zero_point
     if points.zero is None and offset is None:
         return store_qparams(by, None, numbers, zeros, kind)
@@ -147,6 +156,14 @@ def _stored(
     assert offset is not None
     exact = scale_to_float(store_qparams(by, None, numbers, zeros, kind)[0])
     return store_qparams(by, -offset.float() / exact, numbers, zeros, kind)
+
+
+def off_zero(scale: Tensor, spec: Spec) -> Tensor:
+    """Learned scales in float32, away from 0: with zero points positive, without of either sign."""
+    scale = scale.float()
+    if spec.zero_point != "none":
+        return scale.clamp_min(_LEAST)
+    return scale.abs().clamp_min(_LEAST).copysign(scale)
 
 
 def dense(rounded: Tensor) -> Tensor:

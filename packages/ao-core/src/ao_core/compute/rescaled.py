@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.compute.learned import LEAST
+from ao_core.compute.learned import off_zero
 from ao_core.numerics import block_sum, expand, scale_to_float, store_qparams
 from ao_core.registry import registry
 from ao_core.tensor.qtensor import QTensor
@@ -36,7 +36,7 @@ def rescaled(q: QTensor, scale: Tensor) -> QTensor:
     base = q.canonical()
     spec = base.spec
     numbers = registry.dtypes.get(spec.dtype)
-    by, kind = scale.detach().float().clamp_min(LEAST), spec.chosen_scale_dtype
+    by, kind = off_zero(scale.detach(), spec), spec.chosen_scale_dtype
     stored, _ = store_qparams(by, None, numbers, "none", kind)
     return repack(base.like({**base.parts, "scale": stored}))
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 from ao_core.numerics import grid_shape
-from ao_core.numerics.affine import check_format, scale_storage, zero_storage
+from ao_core.numerics.affine import scale_storage, zero_storage
+from ao_core.numerics.allowed import check_format
 from ao_core.spec import NO_SCALE, Spec
 
 if TYPE_CHECKING:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from ao_core.numerics.affine import (
-    CODEBOOK_DTYPES,
-    SCALE_RULES,
     choose_qparams,
     dequantize_affine,
     qparams_of_range,
@@ -14,6 +12,7 @@ from ao_core.numerics.affine import (
     store_qparams,
     zero_to_float,
 )
+from ao_core.numerics.allowed import CODEBOOK_DTYPES, SCALE_RULES
 from ao_core.numerics.bits import (
     digits_a_byte,
     pack_bits,

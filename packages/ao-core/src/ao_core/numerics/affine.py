@@ -19,21 +19,20 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
+from ao_core.numerics.allowed import check_format, check_rule
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
 from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
-from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS
+from ao_core.spec import WHOLE
 
 if TYPE_CHECKING:
     from ao_core.records import DType
 
 __all__ = [
-    "CODEBOOK_DTYPES",
-    "SCALE_RULES",
+    "SIGNED_SCALES",
     "STORAGE",
-    "check_format",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
@@ -46,13 +45,8 @@ __all__ = [
     "zero_to_float",
 ]
 
-#: what of a block its scale follows, without a zero point: its largest magnitude, which becomes
-#: `quant_max_of` ("absmax") or the format's greatest value ("greatest"), or its mean one ("absmean"); of an
-#: element, its row and its column ("rank1")
-SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
-
-#: what learned values may be stored in
-CODEBOOK_DTYPES = ("float32", "bfloat16", "float16")
+#: storage in which the scale of a format without zero points may be negative: it turns the signs of codes
+SIGNED_SCALES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
@@ -100,7 +94,7 @@ def choose_qparams(
     `importance` of each element where it is given.
     """
     check_format(dtype, zero_point, scale_dtype)
-    _check_rule(rule, zero_point, scale_dtype)
+    check_rule(rule, zero_point, scale_dtype)
     x = x.detach()
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
@@ -170,9 +164,15 @@ def qparams_of_range(
 def store_qparams(
     scale: Tensor, point: Tensor | None, dtype: DType, zero_point: str, scale_dtype: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Any float32 scales and zero points as they are stored: rounded, and clamped to what can be."""
+    """Any float32 scales and zero points as they are stored: rounded, and clamped to what can be.
+
+    Without zero points scales of `SIGNED_SCALES` may be negative, and stay so; others are positive.
+    """
     if scale_dtype == "e8m0":  # a factor of sqrt(2): to the nearest power of two
         stored = choose_e8m0(scale, 2.0**0.5, "rceil").to(torch.float8_e8m0fnu)
+    elif zero_point == "none" and scale_dtype in SIGNED_SCALES:
+        stored = _store(scale.abs(), 1.0, scale_dtype, dtype.has_zero)
+        stored = stored.copysign(scale.to(stored.dtype))
     else:
         stored = _store(scale, 1.0, scale_dtype, dtype.has_zero or zero_point != "none")
     if point is None:
@@ -365,36 +365,3 @@ def zero_to_float(zero_point: Tensor, dtype: DType) -> Tensor:
         if zero_point.dtype == torch.uint8
         else zero_point.to(torch.float32)
     )
-
-
-def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
-    """Raise `ConfigError` where a number format has no such zero point, or scales in no such dtype."""
-    if zero_point not in ZERO_POINT_KINDS:
-        raise ConfigError(
-            f"zero_point={zero_point!r} is unknown; use one of {', '.join(ZERO_POINT_KINDS)}"
-        )
-    if zero_point == "int" and dtype.kind != "int":
-        raise ConfigError(
-            f"zero_point='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
-            "use zero_point='none' or 'float'"
-        )
-    if dtype.kind == "codebook" and (zero_point != "none" or scale_dtype not in CODEBOOK_DTYPES):
-        raise ConfigError(
-            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned "
-            f"values in place of scales; use zero_point='none' and one of "
-            f"{', '.join(CODEBOOK_DTYPES)} for the values"
-        )
-    if scale_dtype not in SCALE_DTYPES:
-        raise ConfigError(
-            f"scale_dtype={scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)}"
-        )
-
-
-def _check_rule(rule: str, zero_point: str, scale_dtype: str) -> None:
-    if rule not in SCALE_RULES:
-        raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
-    if rule != "absmax" and (zero_point != "none" or scale_dtype == "e8m0"):
-        raise ConfigError(
-            f"scale_rule={rule!r} with zero_point={zero_point!r} and scale_dtype={scale_dtype!r} is not "
-            "defined; use zero_point='none' and a scale in another dtype than e8m0"
-        )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core.dispatch import run
+from ao_core.numerics.affine import SIGNED_SCALES
 from ao_core.records import Call, DType
 from ao_core.scales.stored import rounded_scale, rounded_zero
 from ao_core.spec import WHOLE, Spec
@@ -19,8 +20,6 @@ __all__ = ["GAIN", "Found", "QParams", "Rows", "Sums", "measured", "share_of"]
 #: how much more than others an error along the weights counts, a change of their length
 GAIN = 10.0
 _HUGE = 1e30
-#: storage of scales that may be negative
-_MAY_BE_NEGATIVE = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ class Rows:
         serves blocks whose greatest magnitudes are positive.
         """
         uneven = self.dtype.kind == "int" and 0 < self.dtype.max < -self.dtype.min
-        allowed = self.nested is None and self.spec.chosen_scale_dtype in _MAY_BE_NEGATIVE
+        allowed = self.nested is None and self.spec.chosen_scale_dtype in SIGNED_SCALES
         return uneven and allowed and self.spec.zero_point == "none"
 
     def fitted(self, found: Found) -> QParams:

@@ -142,6 +142,12 @@ def signs(problem: Problem, now: Rounded, gradient: Tensor) -> Rounding:
         gradient: of the loss by the values, of the shape of the weight.
     """
     least, steps = problem.dtype.min, problem.dtype.max - problem.dtype.min
+    if problem.zero_point is None:  # a negative scale turns the direction of offsets and ranges
+        gradient = gradient.clone()
+        view, by_block = split_blocks(
+            gradient, problem.block, torch.ones_like(now.scale).copysign(now.scale)
+        )
+        view.mul_(by_block)
     through = gradient * now.inside
     start_zero = 0.0 if problem.zero_point is None else problem.zero_point
     # d value / d s: k where clamped, else k - (w - l) / s

@@ -60,8 +60,8 @@ def store_scales_(model: nn.Module) -> None:
     """Put the scales that were trained into the quantized weights; the model computes as before.
 
     Raises:
-        ConfigError: a scale is not finite and positive, or `train_scales_` was not called. The model is as it
-            was then.
+        ConfigError: a scale is not finite, is 0, or negative beside a zero point, or `train_scales_` was not
+            called. The model is as it was then.
     """
     changes = []
     for name, module in model.named_modules():
@@ -70,7 +70,7 @@ def store_scales_(model: nn.Module) -> None:
         if "scale" not in extras or not isinstance(weight, QTensor):
             continue
         scale = extras["scale"]
-        check_learned(f"{name}.weight", "scale", scale, positive=True)
+        check_learned(f"{name}.weight", "scale", scale, weight.spec)
         changes.append((module, nn.Parameter(rescaled(weight, scale), requires_grad=False)))
     if not changes:
         raise ConfigError("model: no scale is trained; call train_scales_ before")

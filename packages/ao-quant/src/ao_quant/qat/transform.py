@@ -105,20 +105,24 @@ def _converted(
         )
     extras = {name: extra.detach() for name, extra in extra_tensors(target.module).items()}
     for name, extra in extras.items():
-        check_learned(target.fqn, name, extra, positive=name not in ("offset", "a", "b"))
+        check_learned(target.fqn, name, extra, weight.matmuls.output)
     return deployed(weight, extras)
 
 
-def check_learned(fqn: str, name: str, extra: Tensor, *, positive: bool) -> None:
-    """Raise `ConfigError` if a learned extra tensor of a weight cannot be stored."""
-    wrong = ~extra.isfinite() | (extra <= 0 if positive else False)
+def check_learned(fqn: str, name: str, extra: Tensor, spec: Spec) -> None:
+    """Raise `ConfigError` if a learned extra tensor of a weight of this format cannot be stored."""
+    wrong, wanted = ~extra.isfinite(), "finite"
+    if name == "scale" and spec.zero_point == "none":  # the sign turns that of codes
+        wrong, wanted = wrong | (extra == 0), "finite and not 0"
+    elif name not in ("offset", "a", "b"):
+        wrong, wanted = wrong | (extra <= 0), "finite and positive"
     if not wrong.any():
         return
     least, greatest = (float(v) for v in extra.float().aminmax())
     raise ConfigError(
-        f"{fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be finite"
-        f"{' and positive' if positive else ''}, and {int(wrong.sum())} of {wrong.numel()} are not: train "
-        f"with a lower learning rate for them{', or clamp them now' if positive else ''}"
+        f"{fqn}: its learned {_named(name)} go from {least:g} to {greatest:g}; they must be {wanted}, and "
+        f"{int(wrong.sum())} of {wrong.numel()} are not: train with a lower learning rate for them"
+        f"{', or clamp them now' if wanted != 'finite' else ''}"
     )
 
 
