@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -68,6 +69,19 @@ def error(made: nn.Module, model: nn.Module) -> float:
     x = gaussian((64, 64), seed=50)
     with torch.no_grad():
         return float((made(x) - model(x)).square().mean())
+
+
+def train(
+    made: nn.Module, model: nn.Module, data: list[Tensor], what: Iterable[Tensor], lr: float
+) -> None:
+    """Some steps towards the outputs of the original."""
+    optimizer = torch.optim.Adam(what, lr=lr)
+    for step in range(24):
+        x = data[step % len(data)]
+        loss = F.mse_loss(made(x), model(x).detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def test_qad_loss() -> None:
@@ -147,13 +161,7 @@ def test_blocks_then_scales(model: Model, data: list[Tensor], scales: str) -> No
     )
     start = error(made, model)
     assert start == pytest.approx(first, rel=1e-4)
-    optimizer = torch.optim.Adam(parameters, lr=1e-3)
-    for step in range(24):
-        x = data[step % len(data)]
-        loss = F.mse_loss(made(x), model(x).detach())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    train(made, model, data, parameters, lr=1e-3)
     x = gaussian((5, 64), seed=9)
     trained = made(x)
     assert error(made, model) < first
@@ -223,12 +231,7 @@ def test_a_start_from_a_calibrated_model(model: Model, data: list[Tensor], base:
     x = gaussian((5, 64), seed=9)
     torch.testing.assert_close(student(x), calibrated(x), rtol=1e-4, atol=1e-4)
     before = error(student, model)
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-4)
-    for step in range(24):
-        loss = F.mse_loss(student(data[step % len(data)]), model(data[step % len(data)]).detach())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(student, model, data, student.parameters(), lr=1e-4)
     assert error(student, model) < before
     trained = student(x)
     quantize_(student, QATConfig(base, "convert", scales="learned"))

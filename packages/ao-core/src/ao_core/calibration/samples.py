@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ao_core.arguments import shown
 from ao_core.errors import AoError, ConfigError, QuantizationError
+from ao_core.numerics.fast_dense import fast_dense
 from ao_core.records import Target
 
 __all__ = [
@@ -67,13 +68,13 @@ def answer(
     replacements: Sequence[Replacement] = (),
     name: str = "sample",
 ) -> Tensor:
-    """What the model answers in evaluation mode, with some of its parameters replaced for that time.
+    """What the model answers in evaluation mode, with some of its parameters replaced for that time; eager.
 
     Raises:
         ConfigError: the model cannot be called with the sample, or the answer holds no tensor.
         QuantizationError: without replacements, it has NaN or inf.
     """
-    with evaluating(model), replaced(replacements):
+    with evaluating(model), replaced(replacements), fast_dense():
         # an error with other parameters is not the sample's
         out = _call(model, sample) if replacements else call(model, sample, name)
     found = tensor_of(out)

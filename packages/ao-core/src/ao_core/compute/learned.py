@@ -22,6 +22,7 @@ from torch import Tensor
 from ao_core.compute.fake_quantize import FakeQuantize, encoded, register_fake_quantize
 from ao_core.errors import QuantizationError
 from ao_core.numerics import block_sum, scale_to_float, split_blocks, store_qparams, zero_to_float
+from ao_core.numerics.allowed import SIGNED_SCALES
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
@@ -38,7 +39,6 @@ __all__ = [
 
 #: magnitudes of scales are taken to be at least this, so that nothing is divided by 0
 _LEAST = 1e-9
-_FLOATS = ("float32", "bfloat16", "float16")
 
 
 class Points(NamedTuple):
@@ -62,10 +62,10 @@ def chosen_points(values: Tensor, spec: Spec, rule: str) -> tuple[Tensor, Tensor
         QuantizationError: the format has other than one plain scale per block.
     """
     numbers = registry.dtypes.get(spec.dtype)
-    if spec.scale_dtype not in _FLOATS or numbers.kind == "codebook":
+    if spec.scale_dtype not in SIGNED_SCALES or numbers.kind == "codebook":
         raise QuantizationError(
             f"the rule {rule!r} cannot serve {spec}: it learns one plain scale per block; use a scale_dtype "
-            f"among {', '.join(_FLOATS)}, and a format that has a scale"
+            f"among {', '.join(SIGNED_SCALES)}, and a format that has a scale"
         )
     return points_of(encoded(values, spec))
 
@@ -159,7 +159,7 @@ def _stored(
 
 
 def off_zero(scale: Tensor, spec: Spec) -> Tensor:
-    """Learned scales in float32, away from 0: with zero points positive, without of either sign."""
+    """Learned scales in float32, away from 0: positive in formats with zero points, else of either sign."""
     scale = scale.float()
     if spec.zero_point != "none":
         return scale.clamp_min(_LEAST)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.allowed import check_format, check_rule
+from ao_core.numerics.allowed import SIGNED_SCALES, check_format, check_rule
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
 from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ao_core.records import DType
 
 __all__ = [
-    "SIGNED_SCALES",
     "STORAGE",
     "choose_qparams",
     "dequantize_affine",
@@ -45,8 +44,6 @@ __all__ = [
     "zero_to_float",
 ]
 
-#: storage in which the scale of a format without zero points may be negative: it turns the signs of codes
-SIGNED_SCALES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),

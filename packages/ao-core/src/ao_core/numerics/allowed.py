@@ -10,15 +10,17 @@ from ao_core.spec import SCALE_DTYPES, ZERO_POINT_KINDS
 if TYPE_CHECKING:
     from ao_core.records import DType
 
-__all__ = ["CODEBOOK_DTYPES", "SCALE_RULES", "check_format", "check_rule"]
+__all__ = ["CODEBOOK_DTYPES", "SCALE_RULES", "SIGNED_SCALES", "check_format", "check_rule"]
 
 #: what of a block its scale follows, without a zero point: its largest magnitude, which becomes
 #: `quant_max_of` ("absmax") or the format's greatest value ("greatest"), or its mean one ("absmean"); of an
 #: element, its row and its column ("rank1")
 SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
 
+#: storage in which the scale of a format without zero points may be negative: it turns the signs of codes
+SIGNED_SCALES = ("float32", "bfloat16", "float16")
 #: what learned values may be stored in
-CODEBOOK_DTYPES = ("float32", "bfloat16", "float16")
+CODEBOOK_DTYPES = SIGNED_SCALES
 
 
 def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
@@ -45,7 +47,7 @@ def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
 
 
 def check_rule(rule: str, zero_point: str, scale_dtype: str) -> None:
-    """Raise `ConfigError` where scales of this dtype, beside such a zero point, follow no such rule."""
+    """Raise `ConfigError` if no such rule is defined for this zero point and dtype of scales."""
     if rule not in SCALE_RULES:
         raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
     if rule != "absmax" and (zero_point != "none" or scale_dtype == "e8m0"):

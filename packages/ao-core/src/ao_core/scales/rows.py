@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core.dispatch import run
-from ao_core.numerics.affine import SIGNED_SCALES
+from ao_core.numerics.allowed import SIGNED_SCALES
 from ao_core.records import Call, DType
 from ao_core.scales.stored import rounded_scale, rounded_zero
 from ao_core.spec import WHOLE, Spec

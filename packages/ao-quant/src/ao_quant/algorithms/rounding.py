@@ -142,12 +142,6 @@ def signs(problem: Problem, now: Rounded, gradient: Tensor) -> Rounding:
         gradient: of the loss by the values, of the shape of the weight.
     """
     least, steps = problem.dtype.min, problem.dtype.max - problem.dtype.min
-    if problem.zero_point is None:  # a negative scale turns the direction of offsets and ranges
-        gradient = gradient.clone()
-        view, by_block = split_blocks(
-            gradient, problem.block, torch.ones_like(now.scale).copysign(now.scale)
-        )
-        view.mul_(by_block)
     through = gradient * now.inside
     start_zero = 0.0 if problem.zero_point is None else problem.zero_point
     # d value / d s: k where clamped, else k - (w - l) / s
@@ -162,8 +156,11 @@ def signs(problem: Problem, now: Rounded, gradient: Tensor) -> Rounding:
     clamped = block_sum(gradient - through, problem.block)
     low = (least - start_zero) * (clamped - by_scale / steps)
     high = (problem.dtype.max - start_zero) * by_scale / steps
-    if problem.zero_point is None:  # one factor for both
-        low = high = low + high
+    if problem.zero_point is None:  # one factor for both, and a negative scale turns all directions
+        turn = torch.ones_like(now.scale).copysign(now.scale)
+        view, by_block = split_blocks(through, problem.block, turn)
+        view.mul_(by_block)
+        low = high = (low + high) * turn
     return Rounding(through.sign_(), low.sign(), high.sign())
 
 

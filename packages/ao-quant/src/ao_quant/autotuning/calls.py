@@ -66,7 +66,6 @@ def record(model: nn.Module, sample: Sample, entries: Sequence[Decision]) -> lis
         for module in {id(m): m for m in watched.values()}.values():
             handle = module.register_forward_pre_hook(note, with_kwargs=True)
             stack.callback(handle.remove)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         answer(model, sample, name="example_input")
     found = [
         tuple(

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ao_core import Config
 from ao_core.ext.calibration import Replacement, Sample, answer
-from ao_core.ext.numerics import fast_dense
 from ao_core.ext.quantizing import Decision
 from ao_quant.planning.measure import distance, ratio
 from ao_quant.planning.result import QuantizationPlan
@@ -41,8 +40,7 @@ class Judge:
         """
         right: list[Tensor] = []
         for batch in batches:
-            with fast_dense():
-                right.append(answer(model, batch, name=name))
+            right.append(answer(model, batch, name=name))
             if sum(each.numel() // max(each.shape[-1], 1) for each in right) >= _POSITIONS:
                 break
         return cls(model, tuple(batches[: len(right)]), tuple(right), measure)
@@ -50,11 +48,10 @@ class Judge:
     def error(self, replacements: Sequence[Replacement]) -> float:
         """The error of the answers with some parameters replaced."""
         compare = distance(self.measure)
-        with fast_dense():
-            sums = [
-                compare(right, answer(self.model, batch, replacements))
-                for batch, right in zip(self.batches, self.right, strict=True)
-            ]
+        sums = [
+            compare(right, answer(self.model, batch, replacements))
+            for batch, right in zip(self.batches, self.right, strict=True)
+        ]
         return ratio(sum(amount for amount, _ in sums), sum(of for _, of in sums))
 
 

@@ -60,8 +60,8 @@ def store_scales_(model: nn.Module) -> None:
     """Put the scales that were trained into the quantized weights; the model computes as before.
 
     Raises:
-        ConfigError: a scale is not finite, is 0, or negative beside a zero point, or `train_scales_` was not
-            called. The model is as it was then.
+        ConfigError: `train_scales_` was not called, or a scale is not finite, or is 0, or is negative in a
+            format with zero points. The model is as it was then.
     """
     changes = []
     for name, module in model.named_modules():
