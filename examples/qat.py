@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Plan:
     base: Config
     #: with a learned scale per block it starts as GPTQ's model, otherwise as the original
     trained: QATConfig
-    #: learning rates of weights, and of scales as a share of it
+    #: learning rates of weights, and of scales as a share of it; the first of the byte model
     lr: float
     #: of the optimizer, on the byte model
     steps: int
@@ -75,7 +75,7 @@ PLANS = {
         2e-3,
         300,
     ),
-    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1e-4, 60),
+    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 3e-4, 500),
     "int2 g64, SEQ": Plan(
         UIntxWeightOnlyConfig(2, 64, zero_point="float"),
         QATConfig(UIntxWeightOnlyConfig(2, 64, zero_point="float"), scales="stretched"),
@@ -256,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def make(dense: nn.Module, cell: Cell) -> tuple[Any, ...]:
         plan = PLANS[cell.format]
+        plan = replace(plan, lr=args.lr or plan.lr)
         if cell.method == QAT:
             return train(text, plan, cell, args)
         start = time.process_time()
@@ -280,6 +281,9 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=int, help="of the optimizer (bytelm: by format, smollm2: 300)"
     )
+    parser.add_argument(
+        "--lr", type=float, help="of the weights (bytelm: by format, smollm2: 1e-4)"
+    )
     parser.add_argument("--batch", type=int, help="sequences in a step (bytelm: 4, smollm2: 1)")
     parser.add_argument("--context", type=int, default=256, help="tokens in a sequence (256)")
     parser.add_argument("--warmup", type=int, default=5, help="steps of rising rates (5)")
@@ -296,6 +300,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.json = HERE / args.model / "qat.json"
         args.plot = HERE.parent / "docs" / "assets" / f"qat-{args.model}.png"
     args.steps = args.steps or {"bytelm": None, "smollm2": 300}[args.model]
+    args.lr = args.lr or {"bytelm": None, "smollm2": 1e-4}[args.model]
     args.batch = args.batch or {"bytelm": 4, "smollm2": 1}[args.model]
     args.json = args.json or Path(f"qat-{args.model}.json")
     return args

@@ -20,9 +20,14 @@ from torch import Tensor
 
 # a folder of its own: beside this file lies one with the name of a library, `triton`
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
-from fuzz_arguments import OPS, SCALES, Arguments, Random, bits_of
+import fuzz_arguments
+import fuzz_blocks
+from fuzz_arguments import SCALES, Arguments, Random, bits_of
 
 from ao_kernels.cpu.library import load
+
+#: op -> valid arguments of it
+OPS = fuzz_arguments.OPS | fuzz_blocks.OPS
 
 DTYPES = (
     *SCALES, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float64, torch.bool,

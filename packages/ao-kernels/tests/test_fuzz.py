@@ -96,6 +96,8 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("scale_sums", {"power": 3.0}, "power=3: must be above 0 and at most 2"),
     ("scale_sums", {"scale": torch.zeros(3)}, "scale: has shape (3); must have 2 dimensions"),
     ("scale_sums", {"importance": torch.zeros(1, 1).double()}, "importance: has dtype Double; must"),
+    ("learned_gradients", {"reach": -1.0}, "reach=-1: must be finite, and not negative"),
+    ("learned_gradients", {"grad": torch.zeros(3)}, "grad: has shape (3); must have shape ("),
     ("error_sums", {"step": 0}, "step=0: must be in 1.."),
     ("error_sums", {"x": torch.zeros(1)}, "x: has shape (1), so 1 elements; must have "),
     ("qkv", {"heads": [1, 2]}, "heads: has 2 numbers; must have 3"),

@@ -1,4 +1,4 @@
-"""The kernels of `scale_sums` and `encode_scaled` on the CPU, and searches for scales with them."""
+"""The kernels of sums over blocks and of `encode_scaled` on the CPU, and searches for scales with them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ NAMES = ("int4", "uint4", "int8", "f4e2m1", "f8e4m3", "nf4", "ternary")
 
 class TestScaleSums(KernelSuite):
     kernel = "cpu_scale_sums"
+
+
+class TestLearnedGradients(KernelSuite):
+    kernel = "cpu_learned_gradients"
 
 
 class TestEncodeScaled(KernelSuite):

@@ -1,5 +1,8 @@
-// Sums of errors for candidates of scales.
+// Sums over blocks: errors for candidates of scales, and gradients of scales that are learned.
 #include <torch/csrc/stable/library.h>
+
+#include <limits>
+#include <tuple>
 
 #include "formats.h"
 #include "sums/sums.h"
@@ -40,15 +43,52 @@ Tensor scale_sums_op(const Tensor& x, const Tensor& scale, const std::optional<T
   return sums;
 }
 
+std::tuple<Tensor, Tensor> learned_gradients_op(const Tensor& x, const Tensor& grad, const Tensor& scale,
+                                                const std::optional<Tensor>& zero, double reach, const Tensor& table,
+                                                const Tensor& steps, const Tensor& order, int64_t nan_code,
+                                                int64_t rule) {
+  LearnedGradients call{};
+  call.type = element_of("x", x), call.grad_type = element_of("grad", grad);
+  check_dim("x", x, 2);
+  check_shape("grad", grad, {x.size(0), x.size(1)});
+  read_format(table, steps, order, nan_code, rule, call.format);
+  call.rows = x.size(0), call.columns = x.size(1);
+  const Tensor dense = readable("x", x), given = readable("grad", grad), by = floats("scale", scale, call.rows, 1);
+  std::optional<Tensor> point;
+  if (zero) point = floats("zero_point", *zero, call.rows, 1);
+  AO_CHECK(reach >= 0 && reach <= std::numeric_limits<float>::max(), "reach=", reach,
+           ": must be finite, and not negative");
+  call.low = static_cast<float>(call.format.least - reach);
+  call.high = static_cast<float>(call.format.greatest + reach);
+  Tensor out = make({call.rows, call.columns}, grad.scalar_type());
+  Tensor sums = make({2, call.rows}, ScalarType::Float);
+  if (sums.numel() == 0) return {out, sums};
+  call.x = dense.const_data_ptr();
+  call.grad = given.const_data_ptr();
+  call.scale = static_cast<const float*>(by.const_data_ptr());
+  call.zero = point ? static_cast<const float*>(point->const_data_ptr()) : nullptr;
+  call.out = out.mutable_data_ptr();
+  call.sums = static_cast<float*>(sums.mutable_data_ptr());
+  learned_gradients(call);
+  return {out, sums};
+}
+
 }  // namespace
 }  // namespace ao
 
 // x, importance: (rows, columns); scale, zero_point: (rows, candidates). The result is (3, or 4 with a power, rows,
-// candidates), see `ScaleSums`; formats are as those of `encode`.
+// candidates), see `ScaleSums`; formats are as those of `encode`. x, grad: (rows, columns); scale, zero_point:
+// (rows, 1). The results are (rows, columns), of the dtype of grad, and (2, rows), see `LearnedGradients`.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "scale_sums(Tensor x, Tensor scale, Tensor? zero_point, Tensor? importance, float? power, Tensor table, "
       "Tensor steps, Tensor order, int nan_code, int rule) -> Tensor");
+  m.def(
+      "learned_gradients(Tensor x, Tensor grad, Tensor scale, Tensor? zero_point, float reach, Tensor table, "
+      "Tensor steps, Tensor order, int nan_code, int rule) -> (Tensor, Tensor)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) { m.impl("scale_sums", TORCH_BOX(&ao::scale_sums_op)); }
+STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
+  m.impl("scale_sums", TORCH_BOX(&ao::scale_sums_op));
+  m.impl("learned_gradients", TORCH_BOX(&ao::learned_gradients_op));
+}

@@ -215,6 +215,19 @@ def scale_sums(rng: Random) -> Arguments:
     }
 
 
+def learned_gradients(rng: Random) -> Arguments:
+    shape = (rng.randint(0, 9), rng.choice([rng.randint(0, 90), rng.randint(500, 520)]))
+    grid = (shape[0], 1)
+    return {
+        "x": bits_of(rng, shape, rng.choice(ELEMENTS)),
+        "grad": bits_of(rng, shape, rng.choice(ELEMENTS)),
+        "scale": bits_of(rng, grid, torch.float32),
+        "zero_point": rng.choice([None, bits_of(rng, grid, torch.float32)]),
+        "reach": rng.choice([0.0, 0.5, 1e30]),
+        **any_format(rng)._asdict(),
+    }
+
+
 def block_absmax(rng: Random) -> Arguments:
     matrices, sizes = blocks(rng)
     x = bits_of(rng, (matrices, sizes["n"], sizes["k"]), rng.choice(ELEMENTS))
@@ -313,68 +326,6 @@ def hadamard(rng: Random) -> Arguments:
     return {"x": x, "factors": factors, "inverse": rng.random() < 0.5}
 
 
-#: of a weight, as the ops of decoder blocks list them
-WEIGHT = (
-    "qdata",
-    "scale",
-    "scale_outer",
-    "zero_point",
-    "offset",
-    "offset_outer",
-    "rowsum",
-    "table",
-)
-NUMBERS = ("n", "bits", "group", "span", "kind", "act")
-
-
-def weight(rng: Random, n: int, k: int, dtype: torch.dtype, prefix: str = "") -> Arguments:
-    group = rng.choice([k, rng.randint(1, k), min(k, 32)])
-    sizes = {"n": n, "k": k, "bits": rng.randint(1, 8), "group": group}
-    found = matmul(rng, sizes, tile_parts(rng, sizes))
-    tensors = {name: found[name] for name in WEIGHT}
-    tensors["bias"] = rng.choice([None, bits_of(rng, (n,), dtype)])
-    numbers = {"numbers": [found[name] for name in NUMBERS]}
-    return {prefix + name: value for name, value in (tensors | numbers).items()}
-
-
-def norm(rng: Random, k: int, dtype: torch.dtype) -> Arguments:
-    found = rng.choice([None, bits_of(rng, (k,), dtype)])
-    return {"norm": found, "eps": rng.choice([0.0, 1e-5]), "gain": rng.randint(0, 2)}
-
-
-def qkv(rng: Random) -> Arguments:
-    heads, dtype = [rng.randint(1, 3), rng.randint(1, 2), rng.randint(1, 20)], rng.choice(ELEMENTS)
-    batch, tokens, k = rng.randint(0, 2), rng.randint(0, 3), rng.randint(1, 80)
-    shape = (rng.choice([1, max(batch, 1)]), tokens, rng.randint(0, heads[2] // 2) * 2)
-    if batch == 0:
-        shape = (1, *shape[1:])
-    return {
-        "x": bits_of(rng, (batch, tokens, k), dtype),
-        **norm(rng, k, dtype),
-        **weight(rng, (heads[0] + 2 * heads[1]) * heads[2], k, dtype),
-        "cosine": bits_of(rng, shape, dtype),
-        "sine": bits_of(rng, shape, dtype),
-        "heads": heads,
-    }
-
-
-def mlp(rng: Random) -> Arguments:
-    dtype, k, wide = rng.choice(ELEMENTS), rng.randint(1, 40), rng.randint(1, 40)
-    columns, lead = rng.choice([k, rng.randint(1, 40)]), rng.choice([(), (3,), (2, 9), (0,)])
-    output = weight(rng, k, columns, dtype, "output_")
-    if columns == k and rng.random() < 0.5:
-        output = dict.fromkeys(output) | {"output_numbers": [0]}
-    return {
-        "x": bits_of(rng, (*lead, columns), dtype),
-        "residual": rng.choice([None, bits_of(rng, (*lead, k), dtype)]),
-        **norm(rng, k, dtype),
-        **output,
-        **weight(rng, 2 * wide, k, dtype, "gate_up_"),
-        **weight(rng, k, wide, dtype, "down_"),
-        "gate": rng.randint(0, 1),
-    }
-
-
 #: op -> valid arguments of it
 OPS: dict[str, Callable[[Random], Arguments]] = {
     "pack_tiles": pack_tiles,
@@ -390,10 +341,9 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "error_sums": error_sums,
     "quantize_rows": quantize_rows,
     "scale_sums": scale_sums,
+    "learned_gradients": learned_gradients,
     "adam_step": adam_step,
     "hadamard": hadamard,
-    "qkv": qkv,
-    "mlp": mlp,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,
     "two_four_dequantize": two_four_dequantize,

@@ -14,15 +14,18 @@ where codes reach further down than up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ao_core.compute.fake_quantize import FakeQuantize, encoded, register_fake_quantize
+from ao_core.dispatch import run
 from ao_core.errors import QuantizationError
-from ao_core.numerics import block_sum, scale_to_float, split_blocks, store_qparams, zero_to_float
+from ao_core.numerics import scale_to_float, store_qparams, store_zero, zero_to_float
 from ao_core.numerics.allowed import SIGNED_SCALES
+from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
@@ -111,36 +114,32 @@ class _Learned(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         values, scale, offset, ctx.spec, ctx.points = inputs
-        ctx.save_for_backward(values, scale, offset, output)
+        ctx.save_for_backward(values, scale, offset)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, scale, offset, rounded = ctx.saved_tensors
+        values, scale, offset = ctx.saved_tensors
         spec, points = ctx.spec, ctx.points
-        numbers = registry.dtypes.get(spec.dtype)
         by, zero = _stored(scale, offset, spec, points)
-        steps = scale_to_float(by)
-        # in views of blocks, so that no scale is repeated
-        ratio, each = split_blocks(values.float(), spec.block, steps)
-        ratio, point = ratio / each, None
+        steps, point = scale_to_float(by), None
         if zero is not None:
-            number = zero_to_float(zero, numbers)
-            number = number / steps if spec.zero_point == "offset" else number
-            point = split_blocks(values, spec.block, number)[1]
-        place = ratio if point is None else ratio + point
-        inside = (place >= numbers.min - points.reach) & (place <= numbers.max + points.reach)
-        # k less the zero point, and less r inside
-        codes = dense(rounded).float().reshape(ratio.shape) / each
-        slope, by_block = codes - ratio * inside, grad.reshape(ratio.shape)
-        through, of_offset = by_block * inside, None
-        if offset is not None:
-            assert point is not None
-            slope = slope + point * ~inside
-            outside = (by_block - through).reshape(values.shape).float()
-            of_offset = block_sum(outside, spec.block).to(offset.dtype)
-        weighed = (slope * by_block.float()).reshape(values.shape)
-        of_scale = block_sum(weighed, spec.block).to(scale.dtype)
-        return through.reshape(values.shape), of_scale, of_offset, None, None
+            point = zero_to_float(zero, registry.dtypes.get(spec.dtype))
+            point = point / steps if spec.zero_point == "offset" else point
+        shape, plain = tuple(values.shape), _plain(spec.dtype, spec.block)
+        call = Call("learned_gradients", plain, shape, shape, values.dtype, values.device.type)
+        through, (of_scale, outside) = run(
+            call, values.detach(), grad, steps, point, points.reach, plain
+        )
+        if offset is None and point is not None:  # outside is (k - point) · s, and point does not move
+            of_scale = of_scale - point * outside
+        of_offset = None if offset is None else outside.to(offset.dtype)
+        return through, of_scale.to(scale.dtype), of_offset, None, None
+
+
+@lru_cache(maxsize=64)
+def _plain(name: str, block: tuple[int, ...]) -> Spec:
+    """What counts of a format for the op `learned_gradients`."""
+    return Spec(name, block)
 
 
 def _stored(
@@ -149,13 +148,13 @@ def _stored(
     """Scale and zero point of each block as they are stored."""
     by, kind = off_zero(scale, spec), spec.chosen_scale_dtype
     numbers, zeros = registry.dtypes.get(spec.dtype), spec.zero_point
-    if points.zero is None and offset is None:
-        return store_qparams(by, None, numbers, zeros, kind)
     if points.zero is not None:
         return store_qparams(by, torch.full_like(by, points.zero), numbers, zeros, kind)
-    assert offset is not None
-    exact = scale_to_float(store_qparams(by, None, numbers, zeros, kind)[0])
-    return store_qparams(by, -offset.float() / exact, numbers, zeros, kind)
+    stored, _ = store_qparams(by, None, numbers, zeros, kind)
+    if offset is None:
+        return stored, None
+    point = -offset.float() / scale_to_float(stored)
+    return stored, store_zero(point, stored, numbers, zeros)
 
 
 def off_zero(scale: Tensor, spec: Spec) -> Tensor:

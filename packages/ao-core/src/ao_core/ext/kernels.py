@@ -51,6 +51,7 @@ from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
 from ao_core.torch_kernels.blocks import normed
 from ao_core.torch_kernels.devices import lacks_capability
+from ao_core.torch_kernels.learned import learned_gradients_reference
 from ao_core.torch_kernels.linear import quantized_activations
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ __all__ = [
     "is_transforming",
     "join_rows",
     "lacks_capability",
+    "learned_gradients_reference",
     "local_shard",
     "local_shards",
     "lost_rows",

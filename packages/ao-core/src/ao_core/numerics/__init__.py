@@ -10,6 +10,7 @@ from ao_core.numerics.affine import (
     quantize_affine,
     scale_to_float,
     store_qparams,
+    store_zero,
     zero_to_float,
 )
 from ao_core.numerics.allowed import CODEBOOK_DTYPES, SCALE_RULES
@@ -151,6 +152,7 @@ __all__ = [
     "stochastic_round",
     "stochastic_round_to",
     "store_qparams",
+    "store_zero",
     "trellis_values",
     "unpack_bits",
     "unpack_digits",

@@ -40,6 +40,7 @@ __all__ = [
     "scale_storage",
     "scale_to_float",
     "store_qparams",
+    "store_zero",
     "zero_storage",
     "zero_to_float",
 ]
@@ -155,7 +156,7 @@ def qparams_of_range(
         point = (0.0 - (high * 0.5 + low * 0.5)) / scale_to_float(scale)
     else:
         point = dtype.min - low / scale_to_float(scale)
-    return scale, _store_zero(point, scale, dtype, zero_point)
+    return scale, store_zero(point, scale, dtype, zero_point)
 
 
 def store_qparams(
@@ -174,7 +175,7 @@ def store_qparams(
         stored = _store(scale, 1.0, scale_dtype, dtype.has_zero or zero_point != "none")
     if point is None:
         return stored, None
-    return stored, _store_zero(point, stored, dtype, zero_point)
+    return stored, store_zero(point, stored, dtype, zero_point)
 
 
 def scale_storage(scale_dtype: str) -> torch.dtype:
@@ -331,7 +332,8 @@ def _store(magnitude: Tensor, quant_max: float, name: str, zeros: bool = True) -
     return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 
 
-def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero_point: str) -> Tensor:
+def store_zero(point: Tensor, scale: Tensor, dtype: DType, zero_point: str) -> Tensor:
+    """Any float32 zero points, in the domain of codes, as they are stored next to these scales."""
     point = point.clamp(dtype.min, dtype.max)
     if zero_point == "int":
         return dtype.encode(point)
@@ -344,7 +346,8 @@ def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero_point: str) -> 
 
 def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:
     """Cast float32 so that codes computed from the result, compiled too, see it rounded."""
-    if storage in (torch.bfloat16, torch.float16):
+    may_lose_casts = torch.compiler.is_compiling() or type(values) is not Tensor
+    if may_lose_casts and storage in (torch.bfloat16, torch.float16):
         values = round_to_16_bits(values, storage)
     return values.to(storage)
 

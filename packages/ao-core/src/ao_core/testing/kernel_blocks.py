@@ -14,7 +14,7 @@ from ao_core.layouts import Layout
 from ao_core.records import OpCall
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.blocks import GAINS, GATES, BlockCall, Heads, NormBefore, Projection
-from ao_core.testing.base import gaussian, same_bits
+from ao_core.testing.base import gaussian
 from ao_core.testing.samples import holds, quantized
 from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
@@ -47,10 +47,6 @@ class _Block(OpTrial):
         )
         for one, other in pairs:
             super().check(one, other, case, bound)
-
-    def same(self, a: Any, b: Any) -> bool:
-        pairs = zip(a, b, strict=True) if isinstance(a, tuple) else ((a, b),)
-        return all(same_bits(one, other) for one, other in pairs)
 
     def strided(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         for variant in strided_variants(args[0]):

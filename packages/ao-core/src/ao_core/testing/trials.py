@@ -176,8 +176,9 @@ class OpTrial:
         )
 
     def same(self, a: Any, b: Any) -> bool:
-        """Whether two results have the same bits."""
-        return same_bits(a, b)
+        """Whether two results, tensors or tuples of them, have the same bits."""
+        pairs = zip(a, b, strict=True) if isinstance(a, tuple) else ((a, b),)
+        return all(same_bits(one, other) for one, other in pairs)
 
     def out_dtype(self, case: KernelCase) -> torch.dtype:
         """Of the result."""

@@ -1,11 +1,14 @@
-// Sums of the errors that blocks would have with each of several scales: what an instruction set provides, and what it
-// is told.
+// Sums over blocks: of the errors that they would have with each of several scales, and of the gradients of scales that
+// are learned. What an instruction set provides, and what it is told.
 #pragma once
 #include <stdint.h>
 
 #include "../quantize/kernels.h"
 
 namespace ao {
+
+// Elements whose sums are in float32, before they are added to those in float64.
+constexpr int64_t kPart = 256;
 
 // Candidates that are tried together, one in each lane.
 constexpr int64_t kTried = 16;
@@ -26,8 +29,26 @@ struct ScaleSums {
   int64_t rows, columns, candidates;
 };
 
+// The gradients of rounding each row x by its scale, with the gradient g of what dequantizing gives. With
+// place = x / scale + zero and v the value of the format that is nearest to it, an element is outside where place is
+// below `low` or above `high`. Its gradient is g, and 0 outside; the sums of a row are those of g (v - place), of g v
+// outside, and of g outside alone.
+struct LearnedGradients {
+  Format format;
+  const void* x;      // (rows, columns)
+  const void* grad;   // the same
+  Element type, grad_type;
+  const float* scale;  // (rows,), not 0
+  const float* zero;   // (rows,), or null
+  float low, high;
+  void* out;    // (rows, columns), of grad_type
+  float* sums;  // (2, rows)
+  int64_t rows, columns;
+};
+
 struct SumsKernels {
   void (*rows)(const ScaleSums&, int64_t begin, int64_t end);
+  void (*learned)(const LearnedGradients&, int64_t begin, int64_t end);
 };
 
 }  // namespace ao

@@ -1,4 +1,7 @@
-"""The kernel of `scale_sums` on the CPU: a row stays in the cache while all candidates are tried."""
+"""Sums over blocks on the CPU.
+
+`scale_sums` keeps a row in the cache while all candidates are tried; `learned_gradients` reads all once.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, Spec
 from ao_core.ext import registry
+from ao_core.ext.kernels import learned_gradients_reference
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import isa, unavailable
-from ao_kernels.cpu.quantize import ELEMENTS
+from ao_kernels.cpu.quantize import ELEMENTS, is_traced, matrix_of
 
-__all__ = ["SUMS_KERNELS", "scale_sums"]
+__all__ = ["SUMS_KERNELS", "learned_gradients", "scale_sums"]
 
 
 def scale_sums(
@@ -42,20 +46,46 @@ def _refuses(call: Call) -> str | None:
     return fmt if isinstance(fmt, str) else None
 
 
+def learned_gradients(
+    x: Tensor, grad: Tensor, scale: Tensor, zero_point: Tensor | None, reach: float, spec: Spec
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and for each block the sums of those of its scale and of those outside its range.
+
+    Sums of 256 elements are in float32, the rest in float64; the same bits for any number of threads.
+    """
+    if is_traced(x):
+        return learned_gradients_reference(x, grad, scale, zero_point, reach, spec)
+    dtype = registry.dtypes.get(spec.dtype)
+    matrix, fmt = matrix_of(spec, tuple(x.shape), dtype), format_of(dtype)
+    assert matrix is not None  # the kernel has accepted the call
+    assert isinstance(fmt, Format)
+    of_x, sums = torch.ops.ao_kernels.learned_gradients(
+        x.reshape(-1, matrix.block_k), grad.reshape(-1, matrix.block_k), scale.reshape(-1, 1),
+        None if zero_point is None else zero_point.reshape(-1, 1), reach, *fmt,
+    )  # fmt: skip
+    return of_x.view(x.shape), sums.view(2, *scale.shape)
+
+
+def _refuses_learned(call: Call) -> str | None:
+    if 0 in call.weight_shape:
+        return "needs a tensor that is not empty"
+    dtype = registry.dtypes.get(call.spec.dtype)
+    if dtype.kind == "codebook":
+        return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
+    matrix = matrix_of(call.spec, call.weight_shape, dtype)
+    if matrix is None or matrix.block_n > 1 or matrix.k % matrix.block_k:
+        return f"needs blocks of one row that divide it, found {call.spec.block}"
+    return _refuses(call)
+
+
 def _describe(call: Call) -> str:
     return isa()
 
 
-SUMS_KERNELS = (
-    Kernel(
-        "cpu_scale_sums",
-        "scale_sums",
-        "plain",
-        "cpu",
-        scale_sums,
-        50,
-        unavailable,
-        _refuses,
-        _describe,
-    ),
+SUMS_KERNELS = tuple(
+    Kernel(f"cpu_{op}", op, "plain", "cpu", fn, 50, unavailable, refuses, _describe)
+    for op, fn, refuses in (
+        ("scale_sums", scale_sums, _refuses),
+        ("learned_gradients", learned_gradients, _refuses_learned),
+    )
 )
