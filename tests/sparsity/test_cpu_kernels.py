@@ -37,6 +37,10 @@ class TestBlockMatmul(KernelSuite):
     specs = BLOCK_SPECS
 
 
+class TestTileMask(KernelSuite):
+    kernel = "cpu_tile_mask"
+
+
 class TestTwoFourMatmul(KernelSuite):
     kernel = "cpu_two_four_linear"
     specs = FOUR_SPECS

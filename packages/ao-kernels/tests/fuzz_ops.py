@@ -116,7 +116,7 @@ def told(arguments: Arguments) -> str:
 def call(name: str, rng: Random, trace: bool) -> str:
     """Make one call: "accepted" or "refused". Raises where the op does what it must not do."""
     arguments = OPS[name](rng)
-    spoiled = rng.sample(sorted(arguments), rng.choice([0, 1, 1, 1, 2]))
+    spoiled = rng.sample(sorted(arguments), min(rng.choice([0, 1, 1, 1, 2]), len(arguments)))
     for argument in spoiled:
         arguments[argument] = spoil(rng, arguments[argument])
     if trace:

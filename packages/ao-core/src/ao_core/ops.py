@@ -326,12 +326,12 @@ _LEARNED_GRADIENTS = Op(
     learned.learned_gradients_reference,
     """The gradients of rounding x by scales that are learned, given that of what dequantizing gives.
 
-    x and grad have one shape; scale, as stored but in float32 and not 0, and zero_point, in the domain of codes,
-    are float32 grids of `spec.block`, and dtype and block of `spec` count. With place = x / scale + zero_point
-    and v the value of the format that is nearest to it, an element is outside where its place is further than
-    `reach` beyond the format's range. The first result, in shape and dtype of grad, is grad, and 0 outside; the
-    second, float32 (2, *grid), has the sums over each block of grad (v - place), for which grad v stands
-    outside, and of grad outside alone.
+    x and grad have one shape; scale, as stored but in float32 and not 0, and zero_point, in the domain of
+    codes, are float32 grids of `spec.block`. Dtype and block of `spec` count. With place = x / scale +
+    zero_point and v the value of the format that is nearest to it, an element is outside where its place is
+    further than `reach` beyond the format's range. The first result, in shape and dtype of grad, is grad, and
+    0 outside. The second, float32 (2, *grid), has the sums over each block of grad · (v - place), or outside
+    grad · v, and of the gradients outside.
     """,
     _trials("kernel_learned", "LEARNED_GRADIENTS"),
     is_conversion=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from ao_core.arguments import check_fields
@@ -33,6 +34,7 @@ __all__ = [
     "ZERO_POINT_KINDS",
     "Primitive",
     "Spec",
+    "blocks_of_numbers",
     "blocksize_of",
     "matrix_block",
 ]
@@ -220,3 +222,9 @@ _FIELDS: Fields = Fields(
 def blocksize_of(spec: Spec) -> int:
     """Rows and columns of a stored block, in layouts of square blocks and those of kernels for them."""
     return int(spec.option("blocksize", BLOCKSIZE))
+
+
+@lru_cache(maxsize=256)
+def blocks_of_numbers(dtype: str, block: tuple[int, ...], has_zero_point: bool) -> Spec:
+    """What counts of a format where scales are given: numbers, blocks, and whether there are zero points."""
+    return Spec(dtype, block, zero_point="float" if has_zero_point else "none")

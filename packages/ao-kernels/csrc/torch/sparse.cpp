@@ -186,11 +186,26 @@ Tensor two_four_dequantize_op(const Tensor& qdata, const Tensor& index, const Op
   return y;
 }
 
+Tensor two_four_mask_op(const Tensor& x) {
+  TileMask t{};
+  t.type = element_of("x", x);
+  check_dim("x", x, 2);
+  const Tensor dense = readable("x", x);
+  t.n = x.size(0), t.k = x.size(1);
+  Tensor mask = make({t.n, t.k}, ScalarType::Bool);
+  if (mask.numel() == 0) return mask;
+  t.x = dense.const_data_ptr();
+  t.mask = static_cast<uint8_t*>(mask.mutable_data_ptr());
+  mask_tiles(t);
+  return mask;
+}
+
 }  // namespace
 }  // namespace ao
 
 // See the layouts bsr_cpu and two_four. scale: of codes; act=1: activations are quantized per token to int8; group:
-// columns that share a scale; qdata of Byte: signed integers of 4 bits, or codes of the table.
+// columns that share a scale; qdata of Byte: signed integers of 4 bits, or codes of the table. two_four_mask: see
+// `TileMask`.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "block_sparse_linear(Tensor x, Tensor qdata, Tensor col_indices, Tensor crow_indices, Tensor? scale, "
@@ -199,10 +214,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "two_four_dequantize(Tensor qdata, Tensor index, Tensor? scale, Tensor? table, int k, int group, "
       "ScalarType dtype) -> Tensor");
+  m.def("two_four_mask(Tensor x) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("block_sparse_linear", TORCH_BOX(&ao::block_sparse_linear_op));
   m.impl("two_four_linear", TORCH_BOX(&ao::two_four_linear_op));
   m.impl("two_four_dequantize", TORCH_BOX(&ao::two_four_dequantize_op));
+  m.impl("two_four_mask", TORCH_BOX(&ao::two_four_mask_op));
 }

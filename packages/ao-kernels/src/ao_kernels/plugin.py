@@ -18,6 +18,7 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.sums import SUMS_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
+from ao_kernels.cpu.tile_mask import MASK_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.trellis import TRELLIS_KERNELS as CPU_TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
@@ -59,6 +60,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *cpu,
         *BLOCK_SPARSE_KERNELS,
         *TWO_FOUR_KERNELS,
+        *MASK_KERNELS,
         *CPU_HADAMARD_KERNELS,
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,

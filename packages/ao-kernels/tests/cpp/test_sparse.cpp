@@ -1,5 +1,7 @@
-// run_block_sparse, run_two_four and expand_two_four against float64, from parts written by their definition.
+// run_block_sparse, run_two_four and expand_two_four against float64, from parts written by their definition, and
+// mask_tiles against all patterns.
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "linear_cases.h"
@@ -276,6 +278,43 @@ TEST_CASE("two of four with scales of groups") {
   for (int bits : {4, 8}) {
     for (Element type : kElements) {
       for (int64_t group : {32, 64, 96}) check(FourCase{.value = ValueType::i8, .bits = bits, .type = type, .group = group});
+    }
+  }
+}
+
+TEST_CASE("a mask keeps two of four each way, and as much as any") {
+  for (const int64_t n : {1, 4, 7}) {
+    for (const int64_t k : {1, 3, 64, 70, 131}) {
+      const std::vector<float> x = normal(static_cast<size_t>(n * k), 7);
+      std::vector<uint8_t> mask(x.size(), 2);
+      mask_tiles({x.data(), Element::f32, mask.data(), n, k});
+      for (int64_t r = 0; r < n; r += 4) {
+        for (int64_t c = 0; c < k; c += 4) {
+          double kept = 0, sizes[4][4] = {};
+          int rows[4] = {}, columns[4] = {};
+          for (int64_t i = 0; i < std::min<int64_t>(4, n - r); ++i) {
+            for (int64_t j = 0; j < std::min<int64_t>(4, k - c); ++j) {
+              const size_t at = static_cast<size_t>((r + i) * k + c + j);
+              REQUIRE(mask[at] <= 1);
+              sizes[i][j] = std::abs(x[at]);
+              kept += mask[at] * sizes[i][j], rows[i] += mask[at], columns[j] += mask[at];
+            }
+          }
+          double best = 0;
+          for (uint32_t bits = 0; bits < 65536; ++bits) {
+            if (std::popcount(bits) != 8) continue;
+            int counts[4] = {}, each = 0;
+            double sum = 0;
+            for (int i = 0; i < 16; ++i) {
+              if (bits >> i & 1) sum += sizes[i / 4][i % 4], ++counts[i % 4];
+            }
+            for (int i = 0; i < 4; ++i) each += counts[i] == 2 && std::popcount(bits >> 4 * i & 15u) == 2;
+            if (each == 4) best = std::max(best, sum);
+          }
+          for (int i = 0; i < 4; ++i) CHECK((rows[i] <= 2 && columns[i] <= 2));
+          CHECK(kept >= best * (1 - 1e-6));
+        }
+      }
     }
   }
 }

@@ -1,4 +1,4 @@
-// scale_sums against its definition in float64.
+// scale_sums and learned_gradients against their definitions in float64.
 #include "sums/sums.h"
 
 #include "quantize/quantize.h"
@@ -86,7 +86,47 @@ void compare(const Case& c) {
   }
 }
 
+void compare_learned(int bits, bool whole, int64_t columns, bool zero, float reach) {
+  const int64_t rows = 5;
+  const std::vector<float> x = normal(static_cast<size_t>(rows * columns), 1), grad = normal(x.size(), 2);
+  std::vector<float> scale = normal(rows, 3), point = normal(rows, 4), out(x.size()), sums(2 * rows);
+  for (float& v : scale) v = std::copysign(std::abs(v) / (whole ? 4.0f : 1.0f) + 0.1f, v);
+  LearnedGradients call{format(bits, whole), x.data(), grad.data(), Element::f32, Element::f32, scale.data(),
+                        zero ? point.data() : nullptr, 0, 0, out.data(), sums.data(), rows, columns};
+  call.low = call.format.least - reach, call.high = call.format.greatest + reach;
+  learned_gradients(call);
+  for (int64_t r = 0; r < rows; ++r) {
+    const size_t row = static_cast<size_t>(r);
+    double expected[2] = {}, size = 0;
+    for (int64_t i = 0; i < columns; ++i) {
+      const size_t at = static_cast<size_t>(r * columns + i);
+      const float ratio = x[at] / scale[row], place = zero ? ratio + point[row] : ratio;
+      const bool outside = place < call.low || place > call.high;
+      const double value = nearest_value(call.format, place), g = grad[at];
+      CHECK(out[at] == (outside ? 0 : grad[at]));
+      expected[0] += g * (outside ? value : value - place);
+      expected[1] += outside ? g : 0;
+      size += std::abs(g) * (std::abs(value) + std::abs(place));
+    }
+    CAPTURE(bits);
+    CAPTURE(columns);
+    CHECK(std::abs(sums[row] - expected[0]) <= 1e-5 * size);
+    CHECK(std::abs(sums[rows + row] - expected[1]) <= 1e-5 * size);
+  }
+}
+
 }  // namespace
+
+TEST_CASE("gradients of scales are those of rounding") {
+  const Threads threads(2);
+  for (const bool whole : {true, false}) {
+    for (const int64_t columns : {1, 7, 16, 33, 256, 600}) {
+      compare_learned(4, whole, columns, false, 0);
+      compare_learned(whole ? 8 : 5, whole, columns, true, 0.5f);
+      compare_learned(2, whole, columns, columns % 2 == 0, 0);
+    }
+  }
+}
 
 TEST_CASE("sums of errors are those of what dequantizing gives") {
   const Threads threads(2);
@@ -107,4 +147,7 @@ TEST_CASE("sums of nothing") {
   ScaleSums s{};
   s.format = format(4, true);
   scale_sums(s);
+  LearnedGradients call{};
+  call.format = format(4, true);
+  learned_gradients(call);
 }

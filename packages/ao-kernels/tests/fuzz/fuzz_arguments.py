@@ -317,6 +317,11 @@ def two_four_dequantize(rng: Random) -> Arguments:
     return {**two_four(rng, value, bits), "table": table, "dtype": rng.choice(ELEMENTS)}
 
 
+def two_four_mask(rng: Random) -> Arguments:
+    shape = (rng.randint(0, 9), rng.choice([rng.randint(0, 20), rng.randint(60, 140)]))
+    return {"x": bits_of(rng, shape, rng.choice(ELEMENTS))}
+
+
 def hadamard(rng: Random) -> Arguments:
     """Blocks of powers of two, and of Paley's orders of fields of both kinds."""
     paley = rng.choice([(), (), (12,), (28,), (20, 12), (52,), (100,)])
@@ -346,5 +351,6 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "hadamard": hadamard,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,
+    "two_four_mask": two_four_mask,
     "two_four_dequantize": two_four_dequantize,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ def format_of(spec: Spec) -> Spec:
     return replace(spec, options=tuple(o for o in spec.options if o[0] != FAKE_QUANTIZE))
 
 
+@lru_cache(maxsize=64)
 def without_rule(spec: Spec) -> Spec:
     """The format of the weight and of its activations, as `quantize_tensor` takes it."""
     return replace(

@@ -14,7 +14,6 @@ where codes reach further down than up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from ao_core.numerics import scale_to_float, store_qparams, store_zero, zero_to_
 from ao_core.numerics.allowed import SIGNED_SCALES
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import Spec, blocks_of_numbers
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -125,21 +124,17 @@ class _Learned(torch.autograd.Function):
         if zero is not None:
             point = zero_to_float(zero, registry.dtypes.get(spec.dtype))
             point = point / steps if spec.zero_point == "offset" else point
-        shape, plain = tuple(values.shape), _plain(spec.dtype, spec.block)
+        shape = tuple(values.shape)
+        plain = blocks_of_numbers(spec.dtype, spec.block, zero is not None)
         call = Call("learned_gradients", plain, shape, shape, values.dtype, values.device.type)
         through, (of_scale, outside) = run(
             call, values.detach(), grad, steps, point, points.reach, plain
         )
-        if offset is None and point is not None:  # outside is (k - point) · s, and point does not move
+        if offset is None and point is not None:
+            # outside a value is (k - point) · s, and the point is not moved
             of_scale = of_scale - point * outside
         of_offset = None if offset is None else outside.to(offset.dtype)
         return through, of_scale.to(scale.dtype), of_offset, None, None
-
-
-@lru_cache(maxsize=64)
-def _plain(name: str, block: tuple[int, ...]) -> Spec:
-    """What counts of a format for the op `learned_gradients`."""
-    return Spec(name, block)
 
 
 def _stored(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ao_core.dispatch import run
 from ao_core.numerics.allowed import SIGNED_SCALES
 from ao_core.records import Call, DType
 from ao_core.scales.stored import rounded_scale, rounded_zero
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, Spec, blocks_of_numbers
 
 __all__ = ["GAIN", "Found", "QParams", "Rows", "Sums", "measured", "share_of"]
 
@@ -162,7 +162,7 @@ class Rows:
         return self._sums(QParams(scale, None if point is None else torch.cat([point, point], 1)))
 
     def _sums(self, q: QParams) -> Tensor:
-        spec = _plain(self.dtype.name, q.zero_point is not None)
+        spec = blocks_of_numbers(self.dtype.name, ROW, q.zero_point is not None)
         shape = tuple(self.x.shape)
         call = Call("scale_sums", spec, shape, shape, self.x.dtype, self.x.device.type)
         found: Tensor = run(call, self.x, q.scale, q.zero_point, self.importance, self.power, spec)
@@ -287,9 +287,3 @@ def _alike(value: Tensor, otherwise: Tensor) -> Tensor:
     """The value where it is finite and of the sign of `otherwise`, else that."""
     ratio = value / otherwise
     return torch.where((ratio > 0) & (ratio < torch.inf), value, otherwise)
-
-
-@lru_cache(maxsize=64)
-def _plain(name: str, has_zero_point: bool) -> Spec:
-    """The spec in a `Call` of the op: a number format, and whether there are zero points."""
-    return Spec(name, (1, WHOLE), zero_point="float" if has_zero_point else "none")

@@ -10,7 +10,7 @@ from ao_core.numerics import quantize_affine
 from ao_core.numerics.blocks import check_grid
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import Spec, blocks_of_numbers
 
 __all__ = ["encode_scaled"]
 
@@ -34,7 +34,7 @@ def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spe
             check_grid(grid, tuple(x.shape), spec.block)
     if type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling():
         return quantize_affine(x, dtype, spec.block, scale, zero_point)
-    plain = Spec(spec.dtype, spec.block, zero_point="none" if zero_point is None else "float")
+    plain = blocks_of_numbers(spec.dtype, spec.block, zero_point is not None)
     shape = tuple(x.shape)
     call = Call("encode_scaled", plain, shape, shape, x.dtype, x.device.type)
     codes: Tensor = run(call, x.detach(), scale, zero_point, plain)

@@ -91,5 +91,4 @@ def _gradients(
     return torch.where(outside, 0.0, grad), (sums, sizes)
 
 
-
 LEARNED_GRADIENTS = _LearnedGradients()

@@ -68,6 +68,15 @@ struct TwoFour {
 // Columns whose activations are looked at together.
 constexpr int64_t kWindow = 64;
 
+// A matrix, and what stays of it: two of four along rows and along columns, whose magnitudes have the greatest sum in
+// each tile of 4 x 4.
+struct TileMask {
+  const void* x;  // (n, k)
+  Element type;
+  uint8_t* mask;  // (n, k)
+  int64_t n, k;
+};
+
 struct SparseKernels {
   // x_scale of rows [begin, end) of activations that are not quantized: 1, or what brings sums back into a float
   void (*measure)(const BlockSparse&, int64_t begin, int64_t end);
@@ -82,6 +91,8 @@ struct SparseKernels {
   void (*two_four)(const TwoFour&, int64_t begin, int64_t end);
   // the dense weight, rows [begin, end)
   void (*expand)(const TwoFour&, int64_t begin, int64_t end);
+  // rows [begin, end) of tiles
+  void (*tile_mask)(const TileMask&, int64_t begin, int64_t end);
 };
 
 }  // namespace ao

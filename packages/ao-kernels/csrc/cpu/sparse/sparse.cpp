@@ -133,4 +133,10 @@ void expand_two_four(const TwoFour& call) {
   parallel_for(0, call.n, grain, [&](int64_t begin, int64_t end) { kernels.expand(call, begin, end); });
 }
 
+void mask_tiles(const TileMask& call) {
+  const SparseKernels& kernels = isa().sparse;
+  const int64_t grain = std::max<int64_t>(1, kSerialWork / 32 / std::max<int64_t>(1, call.k));
+  parallel_for(0, (call.n + 3) / 4, grain, [&](int64_t begin, int64_t end) { kernels.tile_mask(call, begin, end); });
+}
+
 }  // namespace ao

@@ -2,6 +2,7 @@
 #pragma once
 #include "blocks.h"
 #include "pack.h"
+#include "tile_mask.h"
 #include "two_four.h"
 
 namespace ao::AO_ISA {
@@ -14,6 +15,7 @@ static const SparseKernels kSparseKernels = {
     .pack_two_four = pack_two_four,
     .two_four = two_four_rows,
     .expand = expand_rows,
+    .tile_mask = mask_tiles,
 };
 
 }  // namespace ao::AO_ISA

@@ -3,6 +3,7 @@
 #include "values.h"
 
 namespace ao::AO_ISA::sums {
+namespace {  // members of templates are exported otherwise
 
 // The sums of 16 lanes: of gradients of the scale, and of those outside.
 struct Moved {
@@ -65,4 +66,5 @@ static inline void learned_rows(const LearnedGradients& call, int64_t begin, int
   call.zero ? learned_rows_as<true>(call, begin, end) : learned_rows_as<false>(call, begin, end);
 }
 
+}  // namespace
 }  // namespace ao::AO_ISA::sums

@@ -7,6 +7,7 @@
 #include "values.h"
 
 namespace ao::AO_ISA::sums {
+namespace {  // members of templates are exported otherwise
 
 struct Yes {
   static constexpr bool value = true;
@@ -267,4 +268,5 @@ static inline void sum_rows(const ScaleSums& s, int64_t begin, int64_t end) {
 
 static const SumsKernels kSumsKernels = {.rows = sum_rows, .learned = learned_rows};
 
+}  // namespace
 }  // namespace ao::AO_ISA::sums

@@ -5,6 +5,7 @@
 #include "kernels.h"
 
 namespace ao::AO_ISA::sums {
+namespace {  // members of templates are exported otherwise
 
 // What is added to numbers to round them.
 constexpr float kMagic = 0x1.8p23f;
@@ -103,4 +104,5 @@ AO_INLINE auto with_values(const Format& f, const Take& take) {
   return f.bits <= 4 ? take(Steps(f)) : take(Coded(f));
 }
 
+}  // namespace
 }  // namespace ao::AO_ISA::sums

@@ -84,6 +84,10 @@ def _two_four_linear(
     return x.new_empty((*x.shape[:-1], qdata.shape[0]))
 
 
+def _two_four_mask(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.bool)
+
+
 def _two_four_dequantize(
     qdata: Tensor,
     index: Tensor,
@@ -192,6 +196,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "encode_tokens": _encode_tokens,
     "cuda_linear": _cuda_linear,
     "block_sparse_linear": _block_sparse_linear,
+    "two_four_mask": _two_four_mask,
     "two_four_dequantize": _two_four_dequantize,
     "two_four_linear": _two_four_linear,
     "decoder": _decoder,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
 from torch import Tensor
 
 from ao_core import Call, Kernel, Spec
 from ao_core.ext import Parts, registry
+from ao_kernels.masks import MaskCall
 from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.sparsify.op import INPUTS, sparsify24, tile_mask
 
@@ -35,19 +33,7 @@ def _refuses_quantize(call: Call) -> str | None:
     return None
 
 
-class _MaskCall(Protocol):
-    """What the kernel looks at of a call of `tile_mask`, an op of ao-sparsity that may be missing."""
-
-    @property
-    def x_shape(self) -> tuple[int, ...]:
-        """Shape of the weight."""
-
-    @property
-    def x_dtype(self) -> torch.dtype:
-        """Dtype of the weight."""
-
-
-def _refuses_tiles(call: _MaskCall) -> str | None:
+def _refuses_tiles(call: MaskCall) -> str | None:
     if call.x_dtype not in INPUTS:
         return f"reads bfloat16 and float16, not {call.x_dtype}"
     if len(call.x_shape) != 2 or 0 in call.x_shape:
