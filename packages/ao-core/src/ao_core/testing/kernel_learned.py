@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Layout
 from ao_core.numerics import block_sum, expand, grid_shape
-from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.testing.base import gaussian
-from ao_core.testing.trials import KernelCase, OpTrial
+from ao_core.testing.kernel_sums import MatrixTrial
+from ao_core.testing.trials import KernelCase
 
 __all__ = ["LEARNED_GRADIENTS"]
 
 _NAMES = ("int3", "uint4", "int8", "ternary", "f4e2m1", "f8e5m2", "nf4")
 
 
-class _LearnedGradients(OpTrial):
+class _LearnedGradients(MatrixTrial):
     """A batch is how far the range reaches, whether there are zero points, and what x holds."""
 
     specs = tuple(
@@ -29,14 +28,6 @@ class _LearnedGradients(OpTrial):
     )
     shapes = ((4, 96), (1, 1), (3, 7), (2, 600))
     batches = ((0.0, False, "gaussian"), (0.5, True, "gaussian"), (0.0, True, "not finite"))
-
-    def fitting(
-        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
-    ) -> Sequence[Spec]:
-        return specs if layout.name == "plain" and len(shape) == 2 else ()
-
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
-        return Call(op, case.spec, case.shape, case.shape, case.dtype, case.device)
 
     def samples(
         self, case: KernelCase, batch: Any, seed: int

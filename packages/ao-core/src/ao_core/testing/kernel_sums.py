@@ -16,13 +16,27 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.testing.base import gaussian
 from ao_core.testing.trials import KernelCase, OpTrial
 
-__all__ = ["SCALE_SUMS", "dequantized_sums"]
+__all__ = ["SCALE_SUMS", "MatrixTrial", "dequantized_sums"]
 
 _ROW = (1, WHOLE)
 _NAMES = ("int4", "int8", "int2", "uint4", "ternary", "f4e2m1", "f6e3m2", "f8e4m3", "f8e5m2", "nf4")
 
 
-class _ScaleSums(OpTrial):
+class MatrixTrial(OpTrial):
+    """Of ops over the blocks of a dense matrix; the layout of the spec is the plain one."""
+
+    def fitting(
+        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
+    ) -> Sequence[Spec]:
+        """All of them, of matrices in the plain layout."""
+        return specs if layout.name == "plain" and len(shape) == 2 else ()
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+        """The dense matrix is both operands."""
+        return Call(op, case.spec, case.shape, case.shape, case.dtype, case.device)
+
+
+class _ScaleSums(MatrixTrial):
     """A batch is a number of candidates, and what rows hold."""
 
     specs = tuple(
@@ -30,14 +44,6 @@ class _ScaleSums(OpTrial):
     )
     shapes = ((16, 64), (1, 1), (3, 7), (2, 600), (5, 257))
     batches = ((1, "gaussian"), (4, "gaussian"), (21, "gaussian"), (16, "not finite"))
-
-    def fitting(
-        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
-    ) -> Sequence[Spec]:
-        return specs if layout.name == "plain" and len(shape) == 2 else ()
-
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
-        return Call(op, case.spec, case.shape, case.shape, case.dtype, case.device)
 
     def samples(
         self, case: KernelCase, batch: Any, seed: int
