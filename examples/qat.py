@@ -72,8 +72,8 @@ PLANS = {
     "ternary g64": Plan(
         BitNetWeightOnlyConfig(64),
         QATConfig(BitNetWeightOnlyConfig(64), scales="stretched"),
-        2e-3,
-        300,
+        1e-3,
+        1000,
     ),
     "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 3e-4, 500),
     "int2 g64, SEQ": Plan(

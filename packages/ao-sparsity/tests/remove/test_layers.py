@@ -72,7 +72,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.decoder = nn.Linear(6, 10, bias=False), nn.Linear(10, 6)
-        self.decoder.weight = nn.Parameter(torch.empty(6, 10))
+        self.decoder.weight = nn.Parameter(torch.zeros(6, 10))
         self.weight = self.encoder.weight
 
     def forward(self, x: Tensor) -> Tensor:
