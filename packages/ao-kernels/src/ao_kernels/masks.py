@@ -1,4 +1,4 @@
-"""What the kernels of `tile_mask` look at of a call, whatever they are written in."""
+"""The call of the op `tile_mask`, as its kernels on the CPU and on GPUs read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["MaskCall"]
 
 
 class MaskCall(Protocol):
-    """What is looked at of a call of `tile_mask`, an op of ao-sparsity that may be missing."""
+    """The fields that kernels read. The op is one of ao-sparsity, which need not be installed."""
 
     @property
     def x_shape(self) -> tuple[int, ...]:

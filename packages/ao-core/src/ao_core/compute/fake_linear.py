@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ao_core.compute.emulated import cast_values
 from ao_core.compute.fake_quantize import rule_of
-from ao_core.compute.learned import dense
 from ao_core.compute.linear import cast_matmul
 from ao_core.compute.matmuls import Matmuls
 from ao_core.compute.reading import is_delayed, rounded, without_transforms
@@ -105,7 +104,7 @@ class _Matmul(torch.autograd.Function):
         grad_input = grad_weight = grad_bias = None
         if of_input:
             spec = ctx.matmuls.grad_input
-            grad_MK = grad_MN @ weight if spec is None else _cast(grad_MN, dense(weight).t(), spec)
+            grad_MK = grad_MN @ weight if spec is None else _cast(grad_MN, _dense(weight).t(), spec)
             grad_input = grad_MK.reshape(input.shape)
         if of_weight:
             spec = ctx.matmuls.grad_weight
@@ -114,6 +113,11 @@ class _Matmul(torch.autograd.Function):
         if of_bias:
             grad_bias = grad_MN.sum(0)
         return grad_input, grad_weight, grad_bias, None
+
+
+def _dense(rounded: Tensor) -> Tensor:
+    """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
+    return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
 
 
 def _cast(a: Tensor, b: Tensor, spec: Spec) -> Tensor:

@@ -33,7 +33,6 @@ __all__ = [
     "LEARNED_SCALE",
     "Points",
     "chosen_points",
-    "dense",
     "learned_by",
     "off_zero",
     "points_of",
@@ -158,11 +157,6 @@ def off_zero(scale: Tensor, spec: Spec) -> Tensor:
     if spec.zero_point != "none":
         return scale.clamp_min(_LEAST)
     return scale.abs().clamp_min(_LEAST).copysign(scale)
-
-
-def dense(rounded: Tensor) -> Tensor:
-    """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
-    return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
 
 
 def _initial(values: Tensor, spec: Spec) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ from ao_core.numerics.blocks import (
     split_blocks,
 )
 from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
+from ao_core.numerics.compiling import may_be_compiled
 from ao_core.numerics.error import cosine, error_sums, relative_error, sqnr, sqnr_of_sums
 from ao_core.numerics.floats import decode_float, encode_float
 from ao_core.numerics.formats import (
@@ -134,6 +135,7 @@ __all__ = [
     "learn_codebooks",
     "linear_values",
     "lower_hull",
+    "may_be_compiled",
     "pack_bits",
     "pack_digits",
     "pack_unit",

@@ -22,6 +22,7 @@ from ao_core.errors import ConfigError
 from ao_core.numerics.allowed import SIGNED_SCALES, check_format, check_rule
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
+from ao_core.numerics.compiling import may_be_compiled
 from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
@@ -346,8 +347,7 @@ def store_zero(point: Tensor, scale: Tensor, dtype: DType, zero_point: str) -> T
 
 def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:
     """Cast float32 so that codes computed from the result, compiled too, see it rounded."""
-    may_lose_casts = torch.compiler.is_compiling() or type(values) is not Tensor
-    if may_lose_casts and storage in (torch.bfloat16, torch.float16):
+    if may_be_compiled(values) and storage in (torch.bfloat16, torch.float16):
         values = round_to_16_bits(values, storage)
     return values.to(storage)
 

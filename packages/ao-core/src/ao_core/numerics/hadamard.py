@@ -23,6 +23,7 @@ from torch import Tensor
 from ao_core.errors import ConfigError
 from ao_core.neutral import neutral
 from ao_core.numerics.characters import prime_power, quadratic_character
+from ao_core.numerics.compiling import may_be_compiled
 
 __all__ = [
     "hadamard_factors",
@@ -187,7 +188,7 @@ def _kept(order: int, device: torch.device) -> Tensor:
 
 def _factor(order: int, y: Tensor) -> Tensor:
     """Paley's matrix with y's dtype and device; code that is traced has a recipe for it, not a constant."""
-    if torch.compiler.is_compiling() or type(y) is not Tensor or order > _GREATEST_KEPT:
+    if may_be_compiled(y) or order > _GREATEST_KEPT:
         return _paley(order, y.dtype, y.device)
     return _kept(order, y.device).to(y.dtype)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ao_core.numerics.blocks import full_block, grid_shape
+from ao_core.numerics.compiling import may_be_compiled
 
 __all__ = ["SLAB", "is_large", "searched_at_once", "slabs"]
 
@@ -24,7 +25,7 @@ Index = tuple[slice, ...]
 
 def is_large(x: Tensor) -> bool:
     """Whether a tensor is worth cutting; never while tracing, where no size may decide anything."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_meta:
+    if may_be_compiled(x) or x.is_meta:
         return False
     return x.numel() > SLAB
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ao_core.dispatch import run
-from ao_core.numerics import quantize_affine
+from ao_core.numerics import may_be_compiled, quantize_affine
 from ao_core.numerics.blocks import check_grid
 from ao_core.records import Call
 from ao_core.registry import registry
@@ -32,7 +31,7 @@ def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spe
     for grid in (scale[..., 0] if dtype.kind == "codebook" else scale, zero_point):
         if grid is not None:
             check_grid(grid, tuple(x.shape), spec.block)
-    if type(x) is not Tensor or x.is_meta or torch.compiler.is_compiling():
+    if may_be_compiled(x) or x.is_meta:
         return quantize_affine(x, dtype, spec.block, scale, zero_point)
     plain = blocks_of_numbers(spec.dtype, spec.block, zero_point is not None)
     shape = tuple(x.shape)

@@ -19,6 +19,7 @@ from ao_core.ext.numerics import (
     MX_MODES,
     full_block,
     grid_shape,
+    may_be_compiled,
     pack_unit,
     packed_size,
     qparams_of_range,
@@ -31,9 +32,10 @@ __all__ = [
     "CODE_KERNELS",
     "ELEMENTS",
     "Matrix",
-    "is_traced",
+    "known",
     "matrix_of",
     "reach",
+    "refuses_codes",
     "zero_kind",
 ]
 
@@ -81,11 +83,11 @@ def matrix_of(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Matrix | None
 
 def quantize(x: Tensor, spec: Spec) -> Parts:
     """The parts of `x`, bit for bit those of `encode_reference`."""
-    if is_traced(x):
+    if may_be_compiled(x):
         return encode_reference(x, spec)
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
     shape = layout.blocked_shape(tuple(x.shape))
-    matrix, fmt = _known(spec, tuple(x.shape), dtype)
+    matrix, fmt = known(spec, tuple(x.shape), dtype)
     packs = _code_bits(spec, dtype) < 8
     zero_point = None
     grid = grid_shape(shape, spec.block)
@@ -112,9 +114,9 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
 def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
     """Codes of `x`, one byte each, bit for bit those of `quantize_affine`."""
     dtype = registry.dtypes.get(spec.dtype)
-    if is_traced(x):
+    if may_be_compiled(x):
         return numerics.quantize_affine(x, dtype, spec.block, scale, zero_point)
-    matrix, fmt = _known(spec, tuple(x.shape), dtype)
+    matrix, fmt = known(spec, tuple(x.shape), dtype)
     point = None if zero_point is None else numerics.zero_to_float(zero_point, dtype)
     by = numerics.scale_to_float(scale)
     codes: Tensor = torch.ops.ao_kernels.encode(x, by, point, *fmt, *matrix, False)
@@ -124,7 +126,7 @@ def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spe
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Dense values of `shape`, bit for bit those of `decode_reference`."""
     foreign = has_foreign_zeros(parts, spec, registry.dtypes.get(spec.dtype))
-    if is_traced(parts["qdata"]) or foreign:
+    if may_be_compiled(parts["qdata"]) or foreign:
         return decode_reference(parts, spec, shape, dtype)
     dense: Tensor = torch.ops.ao_kernels.dequantize(*_coded(parts, spec, shape), dtype)
     return dense.view(shape)
@@ -139,17 +141,12 @@ def error_sums(x: Tensor, w: QTensor, step: int) -> Tensor:
     return sums
 
 
-def is_traced(x: Tensor) -> bool:
-    """Whether plain torch has to serve: compilers fuse it, and tables would be constants to them."""
-    return torch.compiler.is_compiling() or type(x) is not Tensor
-
-
 def _coded(
     parts: Parts, spec: Spec, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, int, int, int, int, bool]:
     """What the ops that decode are told of parts."""
     dtype = registry.dtypes.get(spec.dtype)
-    matrix, fmt = _known(spec, shape, dtype)
+    matrix, fmt = known(spec, shape, dtype)
     scale = scale_values(parts["scale"]) if isinstance(spec.scale_dtype, Spec) else parts["scale"]
     packed = _code_bits(spec, dtype) < 8
     codes = parts["qdata"].view(torch.uint8)
@@ -170,7 +167,8 @@ def _nested_scale(
     return quantize_values(torch.where(zeros, least, scale), spec.scale_dtype)
 
 
-def _known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Matrix, Format]:
+def known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Matrix, Format]:
+    """The matrices and the format of a call that `refuses_codes` has accepted."""
     matrix, fmt = matrix_of(spec, shape, dtype), format_of(dtype)
     assert matrix is not None  # the kernel has accepted the call
     assert isinstance(fmt, Format)
@@ -201,8 +199,8 @@ def zero_kind(spec: Spec, dtype: DType) -> int:
     return ("none", "int").index(spec.zero_point)
 
 
-def _refuses(call: Call) -> str | None:
-    """What all three ops need."""
+def refuses_codes(call: Call) -> str | None:
+    """What all ops between dense values and codes need; None, or a sentence that says what is missing."""
     if call.x_dtype not in ELEMENTS:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
     if 0 in call.weight_shape:
@@ -226,7 +224,7 @@ def _refuses_quantize(call: Call) -> str | None:
         return "has no zero points beside scales that are quantized themselves"
     if registry.dtypes.get(call.spec.dtype).min > 0:
         return "gives blocks of zeros the scale 1, which needs a format that has 0"
-    return _refuses(call)
+    return refuses_codes(call)
 
 
 CODE_KERNELS = (
@@ -234,8 +232,8 @@ CODE_KERNELS = (
         Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
         for op, fn, refuses in (
             ("quantize", quantize, _refuses_quantize),
-            ("dequantize", dequantize, _refuses),
-            ("error_sums", error_sums, _refuses),
+            ("dequantize", dequantize, refuses_codes),
+            ("error_sums", error_sums, refuses_codes),
         )
         for layout in ("plain", "packed", "flat")
     ),
@@ -247,6 +245,6 @@ CODE_KERNELS = (
         encode_scaled,
         50,
         unavailable,
-        _refuses,
+        refuses_codes,
     ),
 )

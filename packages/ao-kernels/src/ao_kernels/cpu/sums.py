@@ -11,9 +11,10 @@ from torch import Tensor
 from ao_core import Call, Kernel, Spec
 from ao_core.ext import registry
 from ao_core.ext.kernels import learned_gradients_reference
+from ao_core.ext.numerics import may_be_compiled
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import isa, unavailable
-from ao_kernels.cpu.quantize import ELEMENTS, is_traced, matrix_of
+from ao_kernels.cpu.quantize import ELEMENTS, known, refuses_codes
 
 __all__ = ["SUMS_KERNELS", "learned_gradients", "scale_sums"]
 
@@ -53,12 +54,9 @@ def learned_gradients(
 
     Sums of 256 elements are in float32, the rest in float64; the same bits for any number of threads.
     """
-    if is_traced(x):
+    if may_be_compiled(x):
         return learned_gradients_reference(x, grad, scale, zero_point, reach, spec)
-    dtype = registry.dtypes.get(spec.dtype)
-    matrix, fmt = matrix_of(spec, tuple(x.shape), dtype), format_of(dtype)
-    assert matrix is not None  # the kernel has accepted the call
-    assert isinstance(fmt, Format)
+    matrix, fmt = known(spec, tuple(x.shape), registry.dtypes.get(spec.dtype))
     of_x, sums = torch.ops.ao_kernels.learned_gradients(
         x.reshape(-1, matrix.block_k), grad.reshape(-1, matrix.block_k), scale.reshape(-1, 1),
         None if zero_point is None else zero_point.reshape(-1, 1), reach, *fmt,
@@ -67,15 +65,12 @@ def learned_gradients(
 
 
 def _refuses_learned(call: Call) -> str | None:
-    if 0 in call.weight_shape:
-        return "needs a tensor that is not empty"
-    dtype = registry.dtypes.get(call.spec.dtype)
-    if dtype.kind == "codebook":
-        return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
-    matrix = matrix_of(call.spec, call.weight_shape, dtype)
-    if matrix is None or matrix.block_n > 1 or matrix.k % matrix.block_k:
+    if reason := refuses_codes(call):
+        return reason
+    matrix, _ = known(call.spec, call.weight_shape, registry.dtypes.get(call.spec.dtype))
+    if matrix.block_n > 1 or matrix.k % matrix.block_k:
         return f"needs blocks of one row that divide it, found {call.spec.block}"
-    return _refuses(call)
+    return None
 
 
 def _describe(call: Call) -> str:

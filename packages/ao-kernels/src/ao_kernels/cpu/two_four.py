@@ -8,11 +8,10 @@ from torch import Tensor
 from ao_core import Call, DType, Kernel, QTensor, Spec
 from ao_core.ext import NO_SCALE, Parts, registry
 from ao_core.ext.kernels import decode_reference
-from ao_core.ext.numerics import full_block
+from ao_core.ext.numerics import full_block, may_be_compiled
 from ao_kernels.cpu.block_sparse import SCALES
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.linear import DTYPES
-from ao_kernels.cpu.quantize import is_traced
 
 __all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "group_of", "two_four_linear"]
 
@@ -37,7 +36,7 @@ def dequantize_two_four(
     parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """Dense values of `shape`, bit for bit those of the reference."""
-    if is_traced(parts["qdata"]):
+    if may_be_compiled(parts["qdata"]):
         return decode_reference(parts, spec, shape, dtype)
     fmt, qdata, table = registry.dtypes.get(spec.dtype), parts["qdata"], None
     if fmt.bits <= 8:
