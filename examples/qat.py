@@ -59,6 +59,9 @@ class Plan:
     lr: float
     #: of the optimizer, on the byte model
     steps: int
+    #: sequences in a step, and bytes in each, of the byte model
+    batch: int = 4
+    context: int = 256
     scales_lr: float = 0.1
 
 
@@ -74,6 +77,10 @@ PLANS = {
         QATConfig(BitNetWeightOnlyConfig(64), scales="stretched"),
         1e-3,
         1000,
+        # what is judged, too, has contexts of 512; of those that are not trained, ternary weights lose twice
+        # as much
+        batch=2,
+        context=512,
     ),
     "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 3e-4, 500),
     "int2 g64, SEQ": Plan(
@@ -94,8 +101,8 @@ class Text:
     """What a model is trained, calibrated and judged on."""
 
     model: nn.Module
-    #: (seed, step) -> tokens (batch, context)
-    batch: Callable[[int, int], Tensor]
+    #: (seed, step, batch, context) -> tokens (batch, context)
+    batch: Callable[[int, int, int, int], Tensor]
     #: seed -> batches for GPTQ
     data: Callable[[int], list[Any]]
     #: (seed, variant of the model) -> figures
@@ -119,9 +126,8 @@ def byte_model(args: argparse.Namespace) -> Text:
         found = asdict(evaluate.quality(wanted, evaluate.predict(made, windows), windows))
         return {"kl_nats": found.pop("kl_bits") * math.log(2), **found}
 
-    def batch(seed: int, step: int) -> Tensor:
-        generator = torch.Generator().manual_seed((seed << 40) + step)
-        return data.sample(corpus.train, args.batch, args.context, generator)
+    def batch(seed: int, step: int, batch: int, context: int) -> Tensor:
+        return data.sample(corpus.train, batch, context, drawn(seed, step))
 
     def calibration(seed: int) -> list[Any]:
         generator = torch.Generator().manual_seed(seed)
@@ -146,18 +152,23 @@ def smollm2(args: argparse.Namespace) -> Text:
     def quality(_: int, made: nn.Module) -> dict[str, float]:
         return asdict(evaluate.quality(logs, windows, partial(evaluate.predict, made)))
 
-    def batch(seed: int, step: int) -> Tensor:
-        generator = torch.Generator().manual_seed((seed << 40) + step)
-        starts = torch.randint(len(tokens) - args.context, (args.batch, 1), generator=generator)
-        return tokens[starts + torch.arange(args.context)]
+    def batch(seed: int, step: int, batch: int, context: int) -> Tensor:
+        starts = torch.randint(len(tokens) - context, (batch, 1), generator=drawn(seed, step))
+        return tokens[starts + torch.arange(context)]
 
     def calibration(seed: int) -> list[Any]:
-        return [{"input_ids": batch(seed, -1 - step), "use_cache": False} for step in range(16)]
+        steps = range(-1, -17, -1)
+        return [{"input_ids": batch(seed, step, 1, 256), "use_cache": False} for step in steps]
 
     return Text(original, batch, calibration, quality, {"tokens": windows.numel()})
 
 
 MODELS = {"bytelm": byte_model, "smollm2": smollm2}
+
+
+def drawn(seed: int, step: int) -> torch.Generator:
+    """Of one step: torch's generator on the CPU takes the lower 32 bits of its seed alone."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
 
 
 def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -169,7 +180,7 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple[Any, ...]:
-    """The trained model in its format, the seconds it took, and the loss of each step."""
+    """The trained model in its format, the seconds it took, and what is written of the training."""
     student = copy.deepcopy(text.model).requires_grad_(True)
     quantize_(student, plan.trained)
     if plan.trained.scales == "learned":
@@ -184,7 +195,7 @@ def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple
         share = min(1.0, (step + 1) / args.warmup) * (1 - step / steps)
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = lr * share
-        tokens = text.batch(cell.seed, step)
+        tokens = text.batch(cell.seed, step, plan.batch, plan.context)
         with torch.no_grad():
             wanted = logits_of(text.model, tokens)
         loss = qad_loss(logits_of(student, tokens), wanted)
@@ -197,7 +208,7 @@ def train(text: Text, plan: Plan, cell: Cell, args: argparse.Namespace) -> tuple
             save(state, student, optimizer, step + 1, seconds, losses)
     converted = QATConfig(plan.trained.base, "convert", plan.trained.scales)
     quantize_(student, converted)
-    return student, seconds, losses
+    return student, seconds, {"batch": plan.batch, "context": plan.context, "losses": losses}
 
 
 def by_gptq(text: Text, plan: Plan, cell: Cell) -> nn.Module:
@@ -260,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def make(dense: nn.Module, cell: Cell) -> tuple[Any, ...]:
         plan = PLANS[cell.format]
-        plan = replace(plan, lr=args.lr or plan.lr)
+        given = {name: vars(args)[name] for name in ("lr", "batch", "context") if vars(args)[name]}
+        plan = replace(plan, **given)
         if cell.method == QAT:
             return train(text, plan, cell, args)
         start = time.process_time()
@@ -270,8 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             quantize_(dense, plan.base)
         return dense, time.process_time() - start
 
-    about = {**text.about, "batch": args.batch, "context": args.context}
-    rows = measure(args.json, about, cells, subject, make)
+    rows = measure(args.json, text.about, cells, subject, make)
     print(table(rows))
     plot(rows, args.json.with_suffix(".png") if args.plot is None else args.plot)
 
@@ -288,8 +299,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--lr", type=float, help="of the weights (bytelm: by format, smollm2: 1e-4)"
     )
-    parser.add_argument("--batch", type=int, help="sequences in a step (bytelm: 4, smollm2: 1)")
-    parser.add_argument("--context", type=int, default=256, help="tokens in a sequence (256)")
+    parser.add_argument(
+        "--batch", type=int, help="sequences in a step (bytelm: by format, smollm2: 1)"
+    )
+    parser.add_argument(
+        "--context", type=int, help="tokens in a sequence (bytelm: by format, smollm2: 256)"
+    )
     parser.add_argument("--warmup", type=int, default=5, help="steps of rising rates (5)")
     parser.add_argument("--windows", type=int, default=64, help="of held-out text (64)")
     parser.add_argument("--json", type=Path, help="figures; those there are kept")
@@ -305,7 +320,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.plot = HERE.parent / "docs" / "assets" / f"qat-{args.model}.png"
     args.steps = args.steps or {"bytelm": None, "smollm2": 300}[args.model]
     args.lr = args.lr or {"bytelm": None, "smollm2": 1e-4}[args.model]
-    args.batch = args.batch or {"bytelm": 4, "smollm2": 1}[args.model]
+    args.batch = args.batch or {"bytelm": None, "smollm2": 1}[args.model]
+    args.context = args.context or {"bytelm": None, "smollm2": 256}[args.model]
     args.json = args.json or Path(f"qat-{args.model}.json")
     return args
 

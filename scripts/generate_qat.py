@@ -26,10 +26,8 @@ NEAREST, CALIBRATED, TRAINED = "rounding to nearest", "GPTQ", "QAT"
 def section(found: dict[str, Any], text: str) -> str:
     """What was measured, and a line for each format and method."""
     about = found["about"]
-    head = (
-        f"{text.format(**about)}. Steps of {about['batch']} × {about['context']} tokens. Measured "
-        f"{about['date']}; {about['cpu']}, one thread; torch {about['torch']}."
-    )
+    machine = f"{about['cpu']}, one thread; torch {about['torch']}"
+    head = f"{text.format(**about)}. Measured {about['date']}; {machine}."
     return f"{head}\n\n{costs(found['rows'], about.get('bits_per_byte_before'))}"
 
 
@@ -56,7 +54,7 @@ def costs(rows: list[dict[str, Any]], before: float | None) -> str:
                 [
                     name,
                     method,
-                    str(max(len(r.get("losses", ())) for r in own) or "–"),
+                    steps(own[0]),
                     f"{kls[method]:.4f}",
                     f"{bits:.4f}",
                     above,
@@ -75,6 +73,13 @@ def costs(rows: list[dict[str, Any]], before: float | None) -> str:
         "seeds",
     ]
     return table(header, lines)
+
+
+def steps(row: dict[str, Any]) -> str:
+    """Steps of a training, and the sequences and tokens in each."""
+    if "losses" not in row:
+        return "–"
+    return f"{len(row['losses'])} of {row['batch']} × {row['context']}"
 
 
 def sections() -> dict[str, str]:

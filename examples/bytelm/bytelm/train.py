@@ -167,7 +167,7 @@ def _windows(corpus: Corpus, config: TrainConfig, step: int) -> Tensor:
     rank, world = _process()
     if config.batch % world:
         raise ValueError(f"batch={config.batch} cannot be shared by {world} processes")
-    generator = torch.Generator().manual_seed((config.seed << 40) + (step << 10) + rank)
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + (step << 10) + rank)
     return data.sample(corpus.train, config.batch // world, config.context + 1, generator)
 
 

@@ -22,7 +22,7 @@ from minilm_demo.results import environment
 
 __all__ = ["Subject", "bits_per_weight", "made_by_ao", "measure"]
 
-#: (a copy of the original, cell) -> the quantized model, the seconds that it took, and losses of a training
+#: (a copy of the original, cell) -> the quantized model, the seconds it took, and further figures by name
 Make = Callable[[nn.Module, Cell], tuple[Any, ...]]
 
 
@@ -71,14 +71,14 @@ def measure(
         if cell.seed != seed:
             seed, original = cell.seed, subject.original(cell.seed)
         # not one that shares parameters, which rotations change
-        made, seconds, *losses = make(copy.deepcopy(original), cell)
+        made, seconds, *figures = make(copy.deepcopy(original), cell)
         row = {**cell._asdict(), "cpu_seconds": round(seconds, 1)}
         if bits := bits_per_weight(made):
             row["bits_per_weight"] = round(bits, 4)
         quality = subject.quality(cell.seed, made)
         row |= {name: float(f"{value:.6g}") for name, value in quality.items()}
-        if losses:
-            row["losses"] = losses[0]
+        for more in figures:
+            row |= more
         found["rows"].append(row)
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     rows: list[dict[str, Any]] = found["rows"]

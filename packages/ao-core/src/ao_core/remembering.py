@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,4 +39,4 @@ def _samples(batches: Sequence[Sample] | Seen) -> Sequence[Any]:
 def _forms(weights: Sequence[QTensor]) -> Iterator[tuple[Spec, tuple[int, ...], torch.dtype]]:
     for weight in weights:
         layout = weight.layout_record.canonical_of(weight.spec, weight.format)
-        yield replace(weight.spec, layout=layout), weight.stored_shape, weight.dtype
+        yield weight.spec.in_layout(layout), weight.stored_shape, weight.dtype

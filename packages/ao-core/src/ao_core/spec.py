@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -156,6 +156,10 @@ class Spec:
         """The dtype in which scales are first chosen: float32 where they are quantized afterwards."""
         return self.scale_dtype if isinstance(self.scale_dtype, str) else "float32"
 
+    def in_layout(self, layout: str) -> Spec:
+        """The same format in another layout."""
+        return self if layout == self.layout else _in_layout(self, layout)
+
     def option(self, name: str, default: Primitive) -> Primitive:
         """The value of an option, or `default` where it is not set."""
         return dict(self.options).get(name, default)
@@ -217,6 +221,11 @@ _FIELDS: Fields = Fields(
     },
     closed=True,
 )
+
+
+@lru_cache(maxsize=512)
+def _in_layout(spec: Spec, layout: str) -> Spec:
+    return replace(spec, layout=layout)
 
 
 def blocksize_of(spec: Spec) -> int:

@@ -35,6 +35,34 @@ Quantize of_dense(const Tensor& x, int64_t n, int64_t k, int64_t block_n, int64_
   return q;
 }
 
+// Where scales and zero points of a tensor go that are chosen.
+struct ChosenTensors {
+  Tensor scales, zeros;
+};
+
+// Fills in how scales are chosen, and their memory; of the op's arguments of these names.
+ChosenTensors set_choice(Quantize& q, double reach, int64_t zero, ScalarType scale_dtype, int64_t mx_mode) {
+  check_range("zero_point", zero, 0, 3);
+  check_range("mx_mode", mx_mode, 0, 3);
+  AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, "quant_max=", reach,
+           ": must be positive, from 2**-100 to 2**100");
+  AO_CHECK(zero != 1 || q.format.rule == Rule::integer, "zero_point=1, rule=", static_cast<int>(q.format.rule),
+           ": zero points that are codes need integers, rule=1");
+  q.zero_kind = static_cast<ZeroKind>(zero);
+  q.mx_mode = static_cast<MxMode>(mx_mode);
+  q.scale_type = scale_of("scale_dtype", scale_dtype);
+  q.zero_type = stored_zero(q.zero_kind, q.scale_type);
+  if (q.zero_kind != ZeroKind::none) q.mx_mode = MxMode::rceil;
+  set_reach(q, reach);
+  const Blocks& b = q.blocks;
+  ChosenTensors made{make({b.matrices, b.bands, b.groups}, scale_dtype),
+                     q.zero_kind == ZeroKind::none ? make({0}, ScalarType::Float)
+                                                   : make({b.matrices, b.bands, b.groups}, dtype_of(q.zero_type))};
+  q.scale = made.scales.mutable_data_ptr();
+  q.zero = made.zeros.mutable_data_ptr();
+  return made;
+}
+
 std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& table,
                                                const Tensor& steps, const Tensor& order,
                                                int64_t nan_code, int64_t rule, int64_t n, int64_t k,
@@ -44,28 +72,23 @@ std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& ta
   Tensor dense;
   Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
-  check_range("zero_point", zero, 0, 3);
-  check_range("mx_mode", mx_mode, 0, 3);
-  AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, "quant_max=", reach,
-           ": must be positive, from 2**-100 to 2**100");
-  AO_CHECK(zero != 1 || rule == 1, "zero_point=1, rule=", rule,
-           ": zero points that are codes need integers, rule=1");
-  q.zero_kind = static_cast<ZeroKind>(zero);
-  q.mx_mode = static_cast<MxMode>(mx_mode);
-  q.scale_type = scale_of("scale_dtype", scale_dtype);
-  q.zero_type = stored_zero(q.zero_kind, q.scale_type);
-  if (q.zero_kind != ZeroKind::none) q.mx_mode = MxMode::rceil;
-  set_reach(q, reach);
-  const Blocks& b = q.blocks;
+  ChosenTensors chosen = set_choice(q, reach, zero, scale_dtype, mx_mode);
   Tensor codes = set_codes(q, pack);
-  Tensor scales = make({b.matrices, b.bands, b.groups}, scale_dtype);
-  Tensor zeros = q.zero_kind == ZeroKind::none
-                     ? make({0}, ScalarType::Float)
-                     : make({b.matrices, b.bands, b.groups}, dtype_of(q.zero_type));
-  q.scale = scales.mutable_data_ptr();
-  q.zero = zeros.mutable_data_ptr();
   quantize(q);
-  return {codes, scales, zeros};
+  return {codes, chosen.scales, chosen.zeros};
+}
+
+Tensor fake_quantize_op(const Tensor& x, const Tensor& table, const Tensor& steps, const Tensor& order,
+                        int64_t nan_code, int64_t rule, int64_t n, int64_t k, int64_t block_n, int64_t block_k,
+                        double reach, int64_t zero, ScalarType scale_dtype, int64_t mx_mode) {
+  Tensor dense;
+  Quantize q = of_dense(x, n, k, block_n, block_k, dense);
+  read_format(table, steps, order, nan_code, rule, q.format);
+  const ChosenTensors chosen = set_choice(q, reach, zero, scale_dtype, mx_mode);
+  Tensor y = make({q.blocks.matrices * q.blocks.n, k}, x.scalar_type());
+  q.y = y.mutable_data_ptr();
+  fake_quantize(q);
+  return y;
 }
 
 Tensor block_absmax_op(const Tensor& x, int64_t n, int64_t k, int64_t block_n, int64_t block_k) {
@@ -231,6 +254,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
       "quantize(Tensor x, Tensor table, Tensor steps, Tensor order, int nan_code, int rule, int n, "
       "int k, int block_n, int block_k, float quant_max, int zero_point, ScalarType scale_dtype, int mx_mode, "
       "bool pack) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "fake_quantize(Tensor x, Tensor table, Tensor steps, Tensor order, int nan_code, int rule, int n, "
+      "int k, int block_n, int block_k, float quant_max, int zero_point, ScalarType scale_dtype, int mx_mode) "
+      "-> Tensor");
   m.def("block_absmax(Tensor x, int n, int k, int block_n, int block_k) -> Tensor");
   m.def(
       "encode(Tensor x, Tensor scale, Tensor? zero_point, Tensor table, Tensor steps, Tensor order, "
@@ -246,6 +273,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("quantize", TORCH_BOX(&ao::quantize_op));
+  m.impl("fake_quantize", TORCH_BOX(&ao::fake_quantize_op));
   m.impl("block_absmax", TORCH_BOX(&ao::block_absmax_op));
   m.impl("encode", TORCH_BOX(&ao::encode_op));
   m.impl("dequantize", TORCH_BOX(&ao::dequantize_op));

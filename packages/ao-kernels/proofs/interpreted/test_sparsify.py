@@ -62,10 +62,11 @@ def test_rows(shape):
     assert torch.equal(index, (nibbles[:, ::2] | nibbles[:, 1::2] << 4).to(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 128)])
-def test_the_best_of_all_patterns(shape):
+def test_the_best_of_all_patterns(shape, dtype):
     """Two in each row and column, and no pattern has a greater sum."""
-    x = hard(shape)
+    x = hard(shape, dtype)
     n, k = shape
     mask = tile_mask(x)
     assert mask.shape == x.shape
@@ -90,7 +91,8 @@ def test_each_pattern_is_found():
             tile[r, list(pair)] = 1.0
     wide = tiles.permute(1, 0, 2).reshape(4, -1)
     noise = gaussian(wide.shape).clamp(-3, 3) * 0.05
-    assert torch.equal(tile_mask((wide + noise).half()), wide.bool())
+    for dtype in (torch.float16, torch.float32):
+        assert torch.equal(tile_mask((wide + noise).to(dtype)), wide.bool())
 
 
 def both_ways(x, mask):

@@ -91,11 +91,11 @@ def _rows_gate(
 def _tiles_gate(
     budget: float, dtype: torch.dtype = BF16, order: str | None = "cutlass", *, arch: int = 90
 ) -> Check:
-    """A turn is over 32 × 256; of an element 2 bytes are read; written are twice 1 and 1/8, and 1/8, or 1."""
+    """A turn is over 32 × 256; an element is read; written are twice 1 and 1/8, and 1/8, or 1."""
     name = f"sm_{arch} sparsify tiles {order or 'mask'} {TYPES[dtype][1:]}"
     build = partial(build_tiles, dtype, order, arch=arch)
-    bytes_ = 3 if order is None else 4.375
-    return _sparsify_gate(name, build, budget, 168, 32 * 256, bytes_, 16)
+    bytes_ = dtype.itemsize + (1 if order is None else 2.375)
+    return _sparsify_gate(name, build, budget, 168, 32 * 256, bytes_, 8 * dtype.itemsize)
 
 
 def build_bsr(
@@ -174,6 +174,7 @@ def _bsr_gate(
 CHECKS: tuple[Check, ...] = (
     _rows_gate(19.0),
     _tiles_gate(25.8),
+    _tiles_gate(25.8, FP32, None),
     _bsr_gate(6.0, 64, 16),
     # what ptxas makes of this loop depends on masks and unrolling in the epilogue behind it: 5.3 to 6.6
     _bsr_gate(6.7, 16, 16),

@@ -167,6 +167,10 @@ def quantize(rng: Random) -> Arguments:
     }
 
 
+def fake_quantize(rng: Random) -> Arguments:
+    return {name: value for name, value in quantize(rng).items() if name != "pack"}
+
+
 def encode(rng: Random) -> Arguments:
     matrices, sizes = blocks(rng)
     grid = grid_of(matrices, **sizes)
@@ -340,6 +344,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "linear": linear,
     "grouped_linear": grouped_linear,
     "quantize": quantize,
+    "fake_quantize": fake_quantize,
     "block_absmax": block_absmax,
     "encode": encode,
     "dequantize": dequantize,

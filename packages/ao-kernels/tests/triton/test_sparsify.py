@@ -26,7 +26,8 @@ def test_calls():
     assert "torch.float32, not as bf16" in QUANTIZE.refuses(call(dtype=torch.float32))
     assert "(0, 4)" in QUANTIZE.refuses(call(shape=(0, 4)))
     assert TILE_MASK.refuses(call()) is None
-    assert "float32" in TILE_MASK.refuses(call(dtype=torch.float32))
+    assert TILE_MASK.refuses(call(dtype=torch.float32)) is None
+    assert "float64" in TILE_MASK.refuses(call(dtype=torch.float64))
     assert "(2, 3, 4)" in TILE_MASK.refuses(call(shape=(2, 3, 4)))
     assert "(0, 4)" in TILE_MASK.refuses(call(shape=(0, 4)))
 

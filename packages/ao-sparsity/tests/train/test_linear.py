@@ -135,6 +135,17 @@ def test_autocast(layer_of, kind):
         assert 0 < float((actual - expected).norm() / expected.norm()) < 0.05
 
 
+def test_autocast_keeps_what_squashing_keeps():
+    """Weights that are equal in 16 bits do not decide otherwise than those that are stored."""
+    layer = SemiSparseLinear(256, 256, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(gaussian((256, 256)))
+    kept = layer.effective_weight().detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(torch.eye(256)).t()
+    assert torch.equal(found, kept.bfloat16())
+
+
 @KINDS
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(layer_of, kind, reentrant):

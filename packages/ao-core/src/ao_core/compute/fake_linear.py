@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ao_core.autograd import signed
 from ao_core.compute.emulated import cast_values
 from ao_core.compute.fake_quantize import rule_of
 from ao_core.compute.linear import cast_matmul
@@ -80,6 +81,7 @@ def fake_linear(
     return F.linear(input, values, bias)
 
 
+@signed
 class _Matmul(torch.autograd.Function):
     """The matmul of a stored weight, whose own values get a gradient.
 
@@ -125,6 +127,7 @@ def _cast(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
     return cast_matmul("mm", spec, a.contiguous(), b.contiguous())
 
 
+@signed
 class _CastActivations(torch.autograd.Function):
     """Activations (…, K) as a format rounds them; the gradient is that of the identity."""
 

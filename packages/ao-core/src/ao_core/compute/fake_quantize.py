@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.autograd import signed
 from ao_core.compute.matmuls import FAKE_QUANTIZE, RULE_OPTIONS, Matmuls, rule_name
 from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.spec import Primitive, Spec
@@ -111,6 +112,7 @@ def fake_quantized(
     return Matmuls(output)
 
 
+@lru_cache(maxsize=64)
 def format_of(spec: Spec) -> Spec:
     """What a rule gets of the spec that names it: the format, with `RULE_OPTIONS`."""
     return replace(spec, options=tuple(o for o in spec.options if o[0] != FAKE_QUANTIZE))
@@ -159,6 +161,7 @@ def encoded(
 # -- as if nothing were rounded --------------------------------------------------------------------
 
 
+@signed
 class _StraightThrough(torch.autograd.Function):
     """The stored weight, with the gradient of the identity."""
 

@@ -92,7 +92,7 @@ def _gathered_format(matmuls: Matmuls) -> Spec:
             f"{FLOAT8_ALL_GATHER}=True needs symmetric scales that follow the largest magnitude; "
             f"found {cast} with options {dict(cast.options)}"
         )
-    return replace(cast, layout="plain")
+    return cast.in_layout("plain")
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ao_core.autograd import signed
 from ao_core.compute.fake_quantize import FakeQuantize, encoded, register_fake_quantize
 from ao_core.dispatch import run
 from ao_core.errors import QuantizationError
@@ -97,28 +98,39 @@ def learned_by(
         spec: what a rule gets.
         points: what is not learned.
     """
-    made: Tensor = _Learned.apply(values, scale, offset, spec, points)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        by, zero = _stored(scale, offset, spec, points)
+    made: Tensor = _Learned.apply(values, scale, offset, by, zero, spec, points)  # type: ignore[no-untyped-call]
     return made
 
 
+@signed
 class _Learned(torch.autograd.Function):
+    """The weight by scales and zero points as they are stored; gradients as the module says."""
+
     @staticmethod
     def forward(
-        values: Tensor, scale: Tensor, offset: Tensor | None, spec: Spec, points: Points
+        values: Tensor,
+        scale: Tensor,
+        offset: Tensor | None,
+        by: Tensor,
+        zero: Tensor | None,
+        spec: Spec,
+        points: Points,
     ) -> QTensor:
-        by, zero = _stored(scale, offset, spec, points)
         return encoded(values, spec, scale=by, zero_point=zero)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, scale, offset, ctx.spec, ctx.points = inputs
-        ctx.save_for_backward(values, scale, offset)
+        values, scale, offset, by, zero, ctx.spec, ctx.points = inputs
+        ctx.learned = scale.dtype, None if offset is None else offset.dtype
+        ctx.save_for_backward(values, by, zero)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, scale, offset = ctx.saved_tensors
+        values, by, zero = ctx.saved_tensors
         spec, points = ctx.spec, ctx.points
-        by, zero = _stored(scale, offset, spec, points)
+        scale_dtype, offset_dtype = ctx.learned
         steps, point = scale_to_float(by), None
         if zero is not None:
             point = zero_to_float(zero, registry.dtypes.get(spec.dtype))
@@ -129,11 +141,11 @@ class _Learned(torch.autograd.Function):
         through, (of_scale, outside) = run(
             call, values.detach(), grad, steps, point, points.reach, plain
         )
-        if offset is None and point is not None:
+        if offset_dtype is None and point is not None:
             # outside a value is (k - point) · s, and the point is not moved
             of_scale = of_scale - point * outside
-        of_offset = None if offset is None else outside.to(offset.dtype)
-        return through, of_scale.to(scale.dtype), of_offset, None, None
+        of_offset = None if offset_dtype is None else outside.to(offset_dtype)
+        return through, of_scale.to(scale_dtype), of_offset, None, None, None, None
 
 
 def _stored(

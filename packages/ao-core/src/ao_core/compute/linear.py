@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.autograd import signed
 from ao_core.compute.emulated import is_one_node
 from ao_core.compute.gather import materialize_transpose
 from ao_core.compute.matmuls import rule_name
@@ -40,6 +41,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
+@signed
 class _Linear(torch.autograd.Function):
     """The three matmuls of a linear layer; each reaches its rule through the weight.
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.autograd import signed
 from ao_core.compute.fake_quantize import format_of, rule_of
 from ao_core.compute.matmuls import DELAYED, rule_name
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
@@ -55,6 +56,7 @@ def without_transforms(weight: Tensor) -> Tensor:
     return weight
 
 
+@signed
 class _Memory(torch.autograd.Function):
     """The memory of a weight, without a copy."""
 

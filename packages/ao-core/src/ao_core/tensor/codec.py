@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -83,6 +81,6 @@ def decode_reference(
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
     if not layout.canonical:
         parts = layout.to_canonical(parts, spec, shape, dtype)
-        canonical = replace(spec, layout=layout.canonical_of(spec, dtype))
+        canonical = spec.in_layout(layout.canonical_of(spec, dtype))
         return decode_parts(parts, canonical, shape, out_dtype)
     return layout.decode(parts, spec, shape, dtype, out_dtype)

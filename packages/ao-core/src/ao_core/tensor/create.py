@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -275,7 +274,7 @@ def encode_parts(
     if reason := ask(registry.layouts, layout.name, "refuses", spec, shape, dtype):
         raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
     if not layout.canonical:
-        canonical = replace(spec, layout=layout.canonical_of(spec, dtype))
+        canonical = spec.in_layout(layout.canonical_of(spec, dtype))
         parts = encode_parts(x, canonical, scale, zero_point, choose)
         return layout.from_canonical(parts, spec, shape, dtype)
     x = x.detach()
@@ -380,11 +379,13 @@ def fake_quantize(
         scale: one per block, in the shape of `choose_qparams`.
         zero_point: likewise, beside `scale`, for formats that have one.
     """
-    plain = replace(spec, layout="plain")
+    plain = spec.in_layout("plain")
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):
         return decode_parts(
             encode_parts(x, plain, scale, zero_point), plain, tuple(x.shape), x.dtype
         )
+    check_options(plain)
+    check_spec(plain, registry.dtypes.get(plain.dtype))
     call = Call("fake_quantize", plain, tuple(x.shape), tuple(x.shape), x.dtype, x.device.type)
     return run(call, x.detach(), plain)  # type: ignore[no-any-return]
 

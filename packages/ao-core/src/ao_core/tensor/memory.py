@@ -7,7 +7,6 @@ address is refused, since there is none. A `ComputeWeight` hands out its own hig
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -72,7 +71,7 @@ def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
     moves = (dense.dtype, dense.device.type) != (target.dtype, target.device.type)
     spec = target.spec
     if moves and not layout.canonical:
-        spec = replace(spec, layout=layout.canonical_name)
+        spec = spec.in_layout(layout.canonical_name)
     parts = encode_logical(target, dense, spec)
     kept = {n: target.parts[n].to(dense.device) for n in beside_names(target.spec)}
     out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)

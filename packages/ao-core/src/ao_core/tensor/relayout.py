@@ -43,15 +43,15 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
     source, target = tensor.layout_record, registry.layouts.get(name)
     shape, dtype = tensor.stored_shape, tensor.format
     canonical = source.canonical_of(tensor.spec, dtype)
-    if canonical != target.canonical_of(replace(tensor.spec, layout=name), dtype):
+    if canonical != target.canonical_of(tensor.spec.in_layout(name), dtype):
         raise UnsupportedOp(
             f"layout {source.name!r} (canonical {canonical!r}) does not convert to {name!r}; "
             "dequantize and quantize again"
         )
-    spec = replace(tensor.spec, layout=canonical)
+    spec = tensor.spec.in_layout(canonical)
     parts = source.to_canonical(tensor.parts, tensor.spec, shape, dtype)
     if not target.canonical:
-        spec = replace(spec, layout=name)
+        spec = spec.in_layout(name)
         if reason := ask(registry.layouts, name, "refuses", spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         if has_foreign_zeros(parts, spec, dtype):
@@ -97,7 +97,7 @@ def best_spec(call: Call) -> Spec:
 def _ranked(call: Call) -> tuple[Spec, ...]:
     """The call's format, in each layout that can hold the weight, by the kernel it would have then."""
     specs = [
-        replace(call.spec, layout=name)
+        call.spec.in_layout(name)
         for name, layout in registry.layouts.items()
         if not layout.canonical and call.device in layout.auto_devices
     ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ao_core.autograd import signed
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Kernel
 from ao_core.spec import matrix_block
@@ -70,6 +71,7 @@ def refuse_quantized_activations(op: str, w: QTensor) -> None:
         )
 
 
+@signed
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, weight: _Weight) -> Tensor:

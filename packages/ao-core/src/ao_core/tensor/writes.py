@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ def _in_layout_of(target: QTensor, source: QTensor) -> QTensor:
     The slice of a weight in the layout of a kernel is canonical, and what a loader writes into it is not.
     """
     layout = target.spec.layout
-    if source.shape != target.shape or replace(source.spec, layout=layout) != target.spec:
+    if source.shape != target.shape or source.spec.in_layout(layout) != target.spec:
         return source
     try:
         return to_layout(source, layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,7 +207,7 @@ class DTypeSuite(Suite):
             runs = not layout.conversion_devices or device in layout.conversion_devices
             if not runs or not holds(layout, shape, spec):
                 continue
-            canonical = replace(spec, layout=layout.canonical_of(spec, fmt))
+            canonical = spec.in_layout(layout.canonical_of(spec, fmt))
             q = to_layout(quantize_tensor(w, canonical), layout.name)
             values = q.dequantize(torch.float32).double()
             for rows in (1, 3, 17):

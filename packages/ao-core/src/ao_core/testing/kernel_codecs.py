@@ -123,7 +123,7 @@ class _Codec(OpTrial):
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
     ) -> Sequence[Spec]:
-        return [replace(spec, layout=layout.name) for spec in specs if holds(layout, shape, spec)]
+        return [spec.in_layout(layout.name) for spec in specs if holds(layout, shape, spec)]
 
     def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         return Call(op, case.spec, case.shape, case.shape, case.dtype, case.device)
@@ -275,7 +275,7 @@ class _Dequantize(_Codec):
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         layout, fmt = registry.layouts.get(case.spec.layout), registry.dtypes.get(case.spec.dtype)
         holder = registry.layouts.get(layout.canonical_of(case.spec, fmt))
-        spec = replace(case.spec, layout=holder.name)
+        spec = case.spec.in_layout(holder.name)
         x = contents(batch, spec, case.shape, case.dtype, seed).to(case.device)
         parts = encode_reference(x, spec)
         tried = [parts]

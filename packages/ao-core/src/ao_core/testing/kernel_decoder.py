@@ -73,7 +73,7 @@ class _Decoder(OpTrial):
             (spec, *others)
             for layout in self.layouts(kernel)
             for weight, *others in specs
-            for spec in self.fitting(layout, shape, [replace(weight, layout=layout.name)])
+            for spec in self.fitting(layout, shape, [weight.in_layout(layout.name)])
         ]
 
     def fitting(

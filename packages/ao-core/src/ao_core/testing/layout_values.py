@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,7 +65,7 @@ class LayoutValues:
         for spec in (*integers, *self.specs, *self.record.examples):
             for shape in WIDE_SHAPES:
                 if holds(self.record, shape, spec):
-                    self._check_packing(Sample(replace(spec, layout=self.layout), shape))
+                    self._check_packing(Sample(spec.in_layout(self.layout), shape))
 
     def _check_packing(self, sample: Sample) -> None:
         holder = self._canonical(sample.spec)
@@ -77,7 +76,7 @@ class LayoutValues:
         q = sample.quantized()
         _, scale, zero_point = unpack_parts(q.parts, spec, sample.shape)
         shape = holder.blocked_shape(sample.shape)
-        canonical = replace(spec, layout=holder.name)
+        canonical = spec.in_layout(holder.name)
         if fmt.kind == "dense":
             codes = fmt.encode(gaussian(shape, seed=1))
         else:
@@ -97,7 +96,7 @@ class LayoutValues:
         """Where parts hold more than codes: what the number format keeps of its own values is kept."""
         values = sample.quantized().dequantize(torch.float32)
         lost = (quantized(values, sample.spec).dequantize(torch.float32) - values).norm()
-        plain = quantized(values, replace(sample.spec, layout="plain")).dequantize(torch.float32)
+        plain = quantized(values, sample.spec.in_layout("plain")).dequantize(torch.float32)
         bound = (plain.reshape(values.shape) - values).norm()
         assert float(lost) <= 1.5 * float(bound) + 1e-30, (
             f"layout {self.layout!r}: encode(decode(parts)) is off by {float(lost):.3g}, plain codes of "
@@ -124,7 +123,7 @@ class LayoutValues:
         Where the parts hold more than codes, the values are no further from the dense ones.
         """
         q, held = any_sample.quantized(), self._held(any_sample)
-        plain = quantized(held, replace(any_sample.spec, layout="plain")).dequantize()
+        plain = quantized(held, any_sample.spec.in_layout("plain")).dequantize()
         if self._canonical(any_sample.spec).affine:
             assert torch.equal(q.dequantize(), plain.reshape(any_sample.shape))
             return

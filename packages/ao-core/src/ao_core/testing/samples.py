@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,17 +76,16 @@ def fitting_specs(
     found: dict[tuple[str, Spec | None], Spec] = {}
     for spec in specs:
         if holds(layout, shape, spec):
-            found.setdefault((spec.dtype, spec.act), replace(spec, layout=layout.name))
+            found.setdefault((spec.dtype, spec.act), spec.in_layout(layout.name))
     return list(found.values())
 
 
 def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
     """Whether a layout, and the canonical one that it converts to, can hold a tensor in this format."""
     fmt = registry.dtypes.get(spec.dtype)
-    canonical = registry.layouts.get(layout.canonical_of(replace(spec, layout=layout.name), fmt))
+    canonical = registry.layouts.get(layout.canonical_of(spec.in_layout(layout.name), fmt))
     return all(
-        each.refuses(replace(spec, layout=each.name), shape, fmt) is None
-        for each in (layout, canonical)
+        each.refuses(spec.in_layout(each.name), shape, fmt) is None for each in (layout, canonical)
     )
 
 

@@ -5,25 +5,33 @@
 
 namespace ao::AO_ISA::coding {
 
-// Codes of elements [begin, end) of a row, from a multiple of 8 on; affine(group) is of its block.
+// Elements [begin, begin + count) of a row in the domain of codes; affine(group) is of its block.
+template <class F>
+static inline void divide(const Quantize& q, int64_t row, int64_t begin, int64_t count, const F& affine,
+                          float* values) {
+  alignas(64) float buffer[kPiece];
+  const Blocks& b = q.blocks;
+  const float* x = read(q.type, at(q.x, q.type, row * b.k + begin), count, buffer);
+  for (int64_t i = 0, group = begin / b.block_k; i < count; ++group) {
+    const int64_t last = (group + 1) * b.block_k - begin, stop = last < count ? last : count;
+    const auto [scale, zero] = affine(group);
+    if (q.zero_kind == ZeroKind::none) {
+      for (; i < stop; ++i) values[i] = x[i] / scale;
+    } else {
+      for (; i < stop; ++i) values[i] = x[i] / scale + zero;
+    }
+  }
+}
+
+// Codes of elements [begin, end) of a row, from a multiple of 8 on.
 template <class F>
 static inline void encode_run(const Quantize& q, int64_t row, int64_t begin, int64_t end,
                               const F& affine) {
-  alignas(64) float buffer[kPiece], values[kPiece];
+  alignas(64) float values[kPiece];
   alignas(64) uint8_t codes[kPiece];
-  const Blocks& b = q.blocks;
   for (; begin < end; begin += kPiece) {
     const int64_t count = begin + kPiece < end ? kPiece : end - begin;
-    const float* x = read(q.type, at(q.x, q.type, row * b.k + begin), count, buffer);
-    for (int64_t i = 0, group = begin / b.block_k; i < count; ++group) {
-      const int64_t last = (group + 1) * b.block_k - begin, stop = last < count ? last : count;
-      const auto [scale, zero] = affine(group);
-      if (q.zero_kind == ZeroKind::none) {
-        for (; i < stop; ++i) values[i] = x[i] / scale;
-      } else {
-        for (; i < stop; ++i) values[i] = x[i] / scale + zero;
-      }
-    }
+    divide(q, row, begin, count, affine, values);
     uint8_t* out = q.codes + row * q.row_bytes + begin * q.code_bits / 8;
     if (q.code_bits == 8) {
       encode_values(q.format, values, count, out);
@@ -39,8 +47,9 @@ static inline KeyRange range_of_group(const Quantize& q, int64_t row, int64_t be
   return range_of(q.type, at(q.x, q.type, row * q.blocks.k + begin), end - begin, signs);
 }
 
-// Blocks of one row: scales, and codes while the elements are in the cache.
-static inline void quantize_fused(const Quantize& q, int64_t begin, int64_t end) {
+// Blocks of one row: scales, and run(row, begin, end, affine) while the elements are in the cache.
+template <class Run>
+static inline void for_chosen(const Quantize& q, int64_t begin, int64_t end, const Run& run) {
   BlockQParams affine[kChunkGroups];
   const Blocks& b = q.blocks;
   for (int64_t item = begin; item < end; ++item) {
@@ -53,21 +62,34 @@ static inline void quantize_fused(const Quantize& q, int64_t begin, int64_t end)
       affine[i] = choose(q, range_of_group(q, row, start, stop), place + i);
     }
     const int64_t to = from + groups * b.block_k < b.k ? from + groups * b.block_k : b.k;
-    encode_run(q, row, from, to, [&](int64_t group) { return affine[group - first]; });
+    run(row, from, to, [&](int64_t group) { return affine[group - first]; });
   }
 }
 
-// Codes, with scales and zero points that there are already.
-static inline void quantize_encode(const Quantize& q, int64_t begin, int64_t end) {
+// The same with scales and zero points that there are already.
+template <class Run>
+static inline void for_given(const Quantize& q, int64_t begin, int64_t end, const Run& run) {
   const Blocks& b = q.blocks;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t row = item / q.chunks, from = item % q.chunks * kChunk;
     const int64_t place = scale_row(b, row);
-    encode_run(q, row, from, from + kChunk < b.k ? from + kChunk : b.k, [&](int64_t group) {
+    run(row, from, from + kChunk < b.k ? from + kChunk : b.k, [&](int64_t group) {
       return BlockQParams{load_scale(q.scale, q.scale_type, place + group),
-                    load_zero(q.zero, q.zero_type, place + group, q.format.table, 0)};
+                          load_zero(q.zero, q.zero_type, place + group, q.format.table, 0)};
     });
   }
+}
+
+static inline void quantize_fused(const Quantize& q, int64_t begin, int64_t end) {
+  for_chosen(q, begin, end, [&](int64_t row, int64_t from, int64_t to, const auto& affine) {
+    encode_run(q, row, from, to, affine);
+  });
+}
+
+static inline void quantize_encode(const Quantize& q, int64_t begin, int64_t end) {
+  for_given(q, begin, end, [&](int64_t row, int64_t from, int64_t to, const auto& affine) {
+    encode_run(q, row, from, to, affine);
+  });
 }
 
 static inline void quantize_ranges(const Quantize& q, int64_t begin, int64_t end) {

@@ -79,6 +79,7 @@ struct Quantize {
   uint8_t* codes;
   int64_t row_bytes;  // of codes
   int32_t code_bits;  // 8, or format.bits where codes are packed
+  void* y;            // what the codes stand for, in the type of x, in place of codes
   // items of `fused`: (row, chunk of groups); of `encode`: (row, chunk of kChunk elements)
   int64_t chunk_groups, chunks;
   // items of `ranges`: (row, group, share of the group)
@@ -131,6 +132,8 @@ struct QuantizeKernels {
   void (*scales)(const Quantize&, int64_t begin, int64_t end);  // items: (matrix, band)
   void (*absmax)(const Quantize&, int64_t begin, int64_t end);  // the same, to float32 scales
   void (*encode)(const Quantize&, int64_t begin, int64_t end);  // codes, with these scales
+  void (*fused_round)(const Quantize&, int64_t begin, int64_t end);  // as fused and encode, to y
+  void (*round)(const Quantize&, int64_t begin, int64_t end);
   void (*decode)(const Dequantize&, int64_t begin, int64_t end);
   void (*errors)(const Dequantize&, int64_t begin, int64_t end);
   // items of these: blocks of 16 rows, of `gather`: ids

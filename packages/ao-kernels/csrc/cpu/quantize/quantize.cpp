@@ -35,8 +35,10 @@ Tiles as_one_group(Tiles t) {
   return t;
 }
 
+using Kernel = void (*)(const Quantize&, int64_t, int64_t);
+
 // Finds the ranges of all blocks, then calls `kernel` with them.
-void by_ranges(Quantize& q, void (*kernel)(const Quantize&, int64_t, int64_t)) {
+void by_ranges(Quantize& q, Kernel kernel) {
   const Blocks& b = q.blocks;
   q.shares = up(b.block_k, kShare);
   const int64_t items = b.matrices * b.n * b.groups * q.shares;
@@ -44,6 +46,29 @@ void by_ranges(Quantize& q, void (*kernel)(const Quantize&, int64_t, int64_t)) {
   q.ranges = ranges.get();
   share_out(q, isa().quantize.ranges, items, std::min(b.block_k, kShare));
   share_out(q, kernel, b.matrices * b.bands, b.block_n * b.groups * q.shares);
+}
+
+// Chunks of rows, with scales that there are.
+void by_chunks(Quantize& q, Kernel kernel) {
+  const Blocks& b = q.blocks;
+  q.chunks = up(b.k, kChunk);
+  share_out(q, kernel, b.matrices * b.n * q.chunks, std::min(b.k, kChunk));
+}
+
+// Scales, then `given`; or `fused`, which does both, where blocks are short parts of rows.
+void by_blocks(Quantize& q, Kernel fused, Kernel given) {
+  const Blocks& b = q.blocks;
+  if (b.block_n > 1 || b.block_k > kShare) {
+    by_ranges(q, isa().quantize.scales);
+    return by_chunks(q, given);
+  }
+  // a chunk starts at a whole byte of codes
+  const int64_t multiple = b.block_k % 8 == 0 ? 1 : 8;
+  const int64_t wanted = up(up(kChunk, b.block_k), multiple) * multiple;
+  q.chunk_groups = std::min(wanted, kChunkGroups);
+  q.chunks = up(b.groups, q.chunk_groups);
+  const int64_t elements = std::min(q.chunk_groups * b.block_k, b.k);
+  share_out(q, fused, b.matrices * b.n * q.chunks, elements);
 }
 
 }  // namespace
@@ -117,29 +142,13 @@ void set_reach(Quantize& q, double reach) {
   q.even_from = 1.0f - (f.greatest - below) / power;
 }
 
-void quantize(Quantize& q) {
-  const Blocks& b = q.blocks;
-  const QuantizeKernels& kernels = isa().quantize;
-  if (b.block_n == 1 && b.block_k <= kShare) {
-    // a chunk starts at a whole byte of codes
-    const int64_t multiple = b.block_k % 8 == 0 ? 1 : 8;
-    const int64_t wanted = up(up(kChunk, b.block_k), multiple) * multiple;
-    q.chunk_groups = std::min(wanted, kChunkGroups);
-    q.chunks = up(b.groups, q.chunk_groups);
-    const int64_t elements = std::min(q.chunk_groups * b.block_k, b.k);
-    return share_out(q, kernels.fused, b.matrices * b.n * q.chunks, elements);
-  }
-  by_ranges(q, kernels.scales);
-  encode(q);
-}
+void quantize(Quantize& q) { by_blocks(q, isa().quantize.fused, isa().quantize.encode); }
+
+void fake_quantize(Quantize& q) { by_blocks(q, isa().quantize.fused_round, isa().quantize.round); }
 
 void block_absmax(Quantize& q) { by_ranges(q, isa().quantize.absmax); }
 
-void encode(Quantize& q) {
-  const Blocks& b = q.blocks;
-  q.chunks = up(b.k, kChunk);
-  share_out(q, isa().quantize.encode, b.matrices * b.n * q.chunks, std::min(b.k, kChunk));
-}
+void encode(Quantize& q) { by_chunks(q, isa().quantize.encode); }
 
 void dequantize(Dequantize& d) {
   const Blocks& b = d.blocks;

@@ -19,6 +19,8 @@ void set_reach(Quantize& q, double reach);
 
 // Scales, zero points and codes. Blocks, formats, pointers and sizes of rows are set.
 void quantize(Quantize& q);
+// Scales, zero points and y: what `dequantize` gives for the codes.
+void fake_quantize(Quantize& q);
 // The greatest magnitude of every block, to float32 scales.
 void block_absmax(Quantize& q);
 // Codes, from scales and zero points.

@@ -1,6 +1,6 @@
 // The table of an instruction set's kernels; included by its unit.
 #pragma once
-#include "blocks.h"
+#include "round.h"
 #include "tiles.h"
 
 namespace ao::AO_ISA::coding {
@@ -11,6 +11,8 @@ constexpr QuantizeKernels kQuantizeKernels = {
     .scales = quantize_scales,
     .absmax = quantize_absmax,
     .encode = quantize_encode,
+    .fused_round = round_fused,
+    .round = round_blocks,
     .decode = decode_blocks,
     .errors = sum_errors,
     .pack_tiles = pack_tiles,

@@ -50,6 +50,25 @@ def _quantize(
     return _codes(x, table, k, pack), scale, zeros
 
 
+def _fake_quantize(
+    x: Tensor,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    quant_max: float,
+    zero_point: int,
+    scale_dtype: torch.dtype,
+    mx_mode: int,
+) -> Tensor:
+    return x.new_empty((x.numel() // k, k))
+
+
 def _block_absmax(x: Tensor, n: int, k: int, block_n: int, block_k: int) -> Tensor:
     return x.new_empty(_grid(x.numel() // k, n, k, block_n, block_k), dtype=torch.float32)
 
@@ -185,6 +204,7 @@ def _embedding(
 
 FAKES: dict[str, Callable[..., Any]] = {
     "quantize": _quantize,
+    "fake_quantize": _fake_quantize,
     "block_absmax": _block_absmax,
     "encode": _encode,
     "dequantize": _dequantize,

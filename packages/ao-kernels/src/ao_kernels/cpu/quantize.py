@@ -12,6 +12,7 @@ from ao_core.ext import Parts, numerics, quantize_values, registry
 from ao_core.ext.kernels import (
     decode_reference,
     encode_reference,
+    fake_quantize_reference,
     has_foreign_zeros,
     scale_values,
 )
@@ -98,9 +99,8 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
         codes = torch.ops.ao_kernels.encode(x, by, None, *fmt, *matrix, packs)
     else:
         codes, scale, zeros = torch.ops.ao_kernels.quantize(
-            x, *fmt, *matrix, reach(spec, dtype), zero_kind(spec, dtype),
-            _SCALES[spec.scale_dtype], MX_MODES.index(spec.option("mx_mode", "floor")), packs,
-        )  # fmt: skip
+            x, *fmt, *matrix, *_choice(spec, dtype), packs
+        )
         scale = scale.view(grid)
         zero_point = zeros.view(grid) if spec.zero_point != "none" else None
     qdata = codes.view(_stored_shape(spec, shape, dtype))
@@ -109,6 +109,23 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
         "scale": scale,
     }
     return parts if zero_point is None else {**parts, "zero_point": zero_point}
+
+
+def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
+    """`x` as the format rounds it, in one pass, bit for bit what `dequantize` gives for its parts."""
+    if may_be_compiled(x):
+        return fake_quantize_reference(x, spec)
+    dtype = registry.dtypes.get(spec.dtype)
+    matrix, fmt = known(spec, tuple(x.shape), dtype)
+    y: Tensor = torch.ops.ao_kernels.fake_quantize(x, *fmt, *matrix, *_choice(spec, dtype))
+    return y.view(x.shape)
+
+
+def _choice(spec: Spec, dtype: DType) -> tuple[float, int, torch.dtype, int]:
+    """How scales are chosen, as the ops are told."""
+    assert isinstance(spec.scale_dtype, str)  # a kernel has accepted it
+    mode = MX_MODES.index(spec.option("mx_mode", "floor"))
+    return reach(spec, dtype), zero_kind(spec, dtype), _SCALES[spec.scale_dtype], mode
 
 
 def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
@@ -227,11 +244,20 @@ def _refuses_quantize(call: Call) -> str | None:
     return refuses_codes(call)
 
 
+def _refuses_fake_quantize(call: Call) -> str | None:
+    if isinstance(call.spec.scale_dtype, Spec):
+        return "finds plain scales, and these are quantized themselves"
+    if call.spec.is_static or call.spec.option("scale_rule", "absmax") != "absmax":
+        return f"follows the largest magnitude, found {call.spec}"
+    return _refuses_quantize(call)
+
+
 CODE_KERNELS = (
     *(
         Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
         for op, fn, refuses in (
             ("quantize", quantize, _refuses_quantize),
+            ("fake_quantize", fake_quantize, _refuses_fake_quantize),
             ("dequantize", dequantize, refuses_codes),
             ("error_sums", error_sums, refuses_codes),
         )

@@ -95,7 +95,8 @@ class CpuTiles(Layout):
         where = (grid.n, grid.k, codes.bits, grid.group, codes.flip)
         out = {"qdata": torch.ops.ao_kernels.pack_tiles(packed, *where)}
         table = torch.tensor(codes.values, dtype=torch.float32, device=packed.device)
-        out["table"] = table.view(torch.int32).repeat(*shape[:-2], 1)
+        table = table.view(torch.int32)
+        out["table"] = table if len(shape) == 2 else table.repeat(shape[0], 1)
         out |= scale_parts("scale", parts["scale"], grid, shape)
         if spec.zero_point == "offset":
             out |= scale_parts("offset", parts["zero_point"], grid, shape)

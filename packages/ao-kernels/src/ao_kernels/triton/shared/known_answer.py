@@ -135,7 +135,7 @@ def every_code(spec: Spec, shape: tuple[int, ...]) -> QTensor:
     Layouts whose canonical form has more than codes hold normal numbers.
     """
     layout = registry.layouts.get(spec.layout)
-    canonical = replace(spec, layout=spec.layout if layout.canonical else layout.canonical_name)
+    canonical = spec.in_layout(spec.layout if layout.canonical else layout.canonical_name)
     given: dict[str, Any] = {}
     if spec.act is not None and spec.act.static:
         given = {"act_scale": 0.03}

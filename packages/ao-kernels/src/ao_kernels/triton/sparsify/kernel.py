@@ -76,7 +76,7 @@ def tiles(
 
     A block has 256 columns of 32 × STEPS rows. With PACKS, for sparse tensor cores, both ways: values as
     int64 words of four, their indices in the order of `_place`, and 16 bits for each tile; otherwise a mask,
-    int64 words of 8 bytes.
+    int64 words of 8 bytes, also of float32.
     """
     piece = tl.arange(0, 128)
     down, right = piece % 32 // 8, piece % 8
@@ -152,14 +152,33 @@ def _element(at, col, K, inside):
 
 @triton.jit
 def _half(x_ptr, row, col, N, K, stride, VECTOR: tl.constexpr):
-    """Four rows of 8 columns: (left low, left high, right low, right high) of each."""
+    """Four rows of 8 columns: (left low, left high, right low, right high) of each; of float32 all 8."""
     lines = ()
     for r in tl.static_range(4):
         at = x_ptr + (row + r).to(tl.int64) * stride
         inside = row + r < N
-        left = _four(at, col, K, inside, VECTOR)
-        lines += (left + _four(at, col + 4, K, inside, VECTOR),)
+        if x_ptr.dtype.element_ty == tl.float32:
+            line = ()
+            for c in tl.static_range(0, 8, 2):
+                line += _two(at, col + c, K, inside, VECTOR)
+            lines += (line,)
+        else:
+            left = _four(at, col, K, inside, VECTOR)
+            lines += (left + _four(at, col + 4, K, inside, VECTOR),)
     return lines
+
+
+@triton.jit
+def _two(at, col, K, inside, VECTOR: tl.constexpr):
+    """Two elements of float32 from a column on, as words; what is outside is 0."""
+    if VECTOR:
+        two = tl.load((at + col).to(tl.pointer_type(tl.int64)), mask=inside & (col < K), other=0)
+        first, second = two.to(tl.int32), (two >> 32).to(tl.int32)
+    else:
+        first = tl.load(at + col, mask=inside & (col < K), other=0.0)
+        second = tl.load(at + col + 1, mask=inside & (col + 1 < K), other=0.0)
+        first, second = first.to(tl.int32, bitcast=True), second.to(tl.int32, bitcast=True)
+    return first, second
 
 
 @triton.jit
@@ -249,8 +268,14 @@ def _best(lines, H: tl.constexpr, x_ptr):
     """
     x = ()
     for r in tl.static_range(4):
-        low, high = lines[r][2 * H], lines[r][2 * H + 1]
-        x += (_magnitudes(low, x_ptr) + _magnitudes(high, x_ptr),)
+        if x_ptr.dtype.element_ty == tl.float32:
+            line = ()
+            for c in tl.static_range(4):
+                line += (_bounded((lines[r][4 * H + c] & 0x7FFFFFFF).to(tl.float32, bitcast=True)),)
+            x += (line,)
+        else:
+            low, high = lines[r][2 * H], lines[r][2 * H + 1]
+            x += (_magnitudes(low, x_ptr) + _magnitudes(high, x_ptr),)
     upper, lower = (), ()
     for c in tl.static_range(4):
         upper += (x[0][c] + x[1][c],)

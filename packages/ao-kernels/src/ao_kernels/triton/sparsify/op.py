@@ -13,6 +13,7 @@ from ao_kernels.triton.shared.ops import define
 
 __all__ = [
     "INPUTS",
+    "MASKED",
     "ORDERS",
     "PICK",
     "STEPS",
@@ -29,6 +30,8 @@ ORDERS = ("cutlass", "cusparselt")
 #: iterations of a CTA's loop, and its warps
 STEPS, WARPS = 4, 4
 INPUTS = (torch.bfloat16, torch.float16)
+#: what a mask is found of: float32, too, where the weight is that and autocast multiplies in 16 bits
+MASKED = (*INPUTS, torch.float32)
 Packs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -86,7 +89,7 @@ def _sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Ten
 
 def _tile_mask(x: Tensor) -> Tensor:
     """True for what `sparsify24_both` keeps of x (N, K)."""
-    _check(x)
+    _check(x, known=MASKED)
     n, k = x.shape
     mask = x.new_empty((n, -(-k // 8) * 8), dtype=torch.uint8)
     launch_tiles(x, None, (mask,))
@@ -116,11 +119,12 @@ def _turned(packs: Packs) -> Packs:
     return values, meta.permute(1, 2, 0), values_t, meta_t.permute(1, 2, 0), bits
 
 
-def _check(x: Tensor, order: str = "cutlass") -> None:
-    if x.dim() != 2 or 0 in x.shape or x.dtype not in INPUTS:
+def _check(x: Tensor, order: str = "cutlass", known: tuple[torch.dtype, ...] = INPUTS) -> None:
+    if x.dim() != 2 or 0 in x.shape or x.dtype not in known:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in known)
         raise UnsupportedOp(
-            "x: 2:4 sparsity in Triton is for matrices in bfloat16 or float16 that are not empty, found "
-            f"{x.dtype} of shape {tuple(x.shape)}"
+            f"x: 2:4 sparsity in Triton is for matrices in {names} that are not empty, found {x.dtype} of "
+            f"shape {tuple(x.shape)}"
         )
     if order not in ORDERS:
         raise ConfigError(f"order={order!r} is unknown; use one of {', '.join(ORDERS)}")

@@ -8,7 +8,7 @@ from ao_core import Call, Kernel, Spec
 from ao_core.ext import Parts, registry
 from ao_kernels.masks import MaskCall
 from ao_kernels.triton.shared.device import unavailable
-from ao_kernels.triton.sparsify.op import INPUTS, sparsify24, tile_mask
+from ao_kernels.triton.sparsify.op import INPUTS, MASKED, sparsify24, tile_mask
 
 __all__ = ["SPARSIFY_KERNELS"]
 
@@ -34,8 +34,8 @@ def _refuses_quantize(call: Call) -> str | None:
 
 
 def _refuses_tiles(call: MaskCall) -> str | None:
-    if call.x_dtype not in INPUTS:
-        return f"reads bfloat16 and float16, not {call.x_dtype}"
+    if call.x_dtype not in MASKED:
+        return f"reads bfloat16, float16 and float32, not {call.x_dtype}"
     if len(call.x_shape) != 2 or 0 in call.x_shape:
         return f"is for matrices that are not empty, found shape {call.x_shape}"
     return None
