@@ -38,7 +38,7 @@ CORE_LAYERS = (
     "(numerics) | (graph) | (progress)",
     "records : (folder_records) : (interchange_records) : (model_records)",
     (
-        "spec : errors : (arguments) : (caches) : (known) : (lazy) : (mapped) : (neutral)"
+        "spec : errors : (arguments) : (autograd) : (caches) : (known) : (lazy) : (mapped) : (neutral)"
         " : (regular_files) : (safe_globals) : (schema) : (steps)"
     ),
 )

@@ -132,6 +132,14 @@ void check(const ao::Format& f, int64_t rows, int64_t k, int64_t block_n, int64_
     signal += double(x[i]) * x[i];
     noise += (double(x[i]) - y[i]) * (double(x[i]) - y[i]);
   }
+  ao::Quantize q{};
+  std::vector<float> rounded(x.size()), scales(parts.scales.size());
+  q.blocks = b, q.format = f, q.x = x.data(), q.y = rounded.data(), q.scale = scales.data();
+  ao::set_reach(q, reach);
+  ao::fake_quantize(q);
+  for (size_t i = 0; i < y.size(); ++i) REQUIRE(std::memcmp(&rounded[i], &y[i], 4) == 0);
+  CHECK(scales == parts.scales);
+
   d.x = x.data(), d.step = 1, d.run = d.counted = rows * k;
   double sums[2];
   ao::error_sums(d, sums);

@@ -103,6 +103,7 @@ const char* complete(Format& f) {
   f.greatest = greatest;
   for (int u = codes; u < 256; ++u) f.table[u] = f.table[u & (codes - 1)];
   f.lacks_zero = std::find(f.table, f.table + codes, 0.0f) == f.table + codes;
+  f.is_float = false;
   f.in_order = true;
   for (int u = 0; u < codes; ++u) f.in_order = f.in_order && f.order[u] == u;
   if (f.rule == Rule::integer) {
@@ -124,6 +125,14 @@ const char* complete(Format& f) {
     if (f.bits < 3 || f.mantissa < 1 || !power || exponent < -100 || exponent > 100 ||
         greatest != -least || !(greatest > f.smallest_normal)) {
       return "is not of floats";
+    }
+    f.is_float = true;
+    for (int u = 0; u < codes / 2; ++u) {
+      const int binade = u >> f.mantissa, fraction = u & ((1 << f.mantissa) - 1);
+      const int quanta = binade ? fraction + (1 << f.mantissa) : fraction;
+      const float value = std::ldexp(static_cast<float>(quanta) * f.table[1], std::max(binade - 1, 0));
+      const bool given = value <= greatest;  // others are no code of a number
+      f.is_float = f.is_float && (!given || (f.table[u] == value && f.table[u + codes / 2] == -value));
     }
   }
   return nullptr;
