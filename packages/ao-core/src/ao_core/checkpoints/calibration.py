@@ -29,8 +29,12 @@ from ao_core.tensor.saving import Checkpoint
 
 __all__ = ["calibration_of", "check_rows", "rows_of", "transform_memory", "unit_names"]
 
-#: matrices of the size of a Hessian that are there at a time: itself, one in another order, its factors
-_MATRICES = 6
+#: matrices of the size of a Hessian that are there at a time: itself, and three while it is factored
+_MATRICES = 4
+#: further ones of statistics of pairs: these, and what is solved with them
+_PAIRED = 2
+#: and while a model is transformed
+_TRANSFORMING = 6
 #: bytes for each weight of a block that is solved for at once: values, gradients and what is learned
 _LEARNED = 40
 #: numbers that a block keeps for gradients, for each number of its inputs of one batch
@@ -178,12 +182,13 @@ def _memory(
     width = widths.most_common(1)[0][0] if widths else 0
     size = max((homes[e.fqn].dtype.itemsize for e in needing), default=0)
     activations = min(rows * width * size, ACTIVATION_BYTES)
-    matrices = _MATRICES * hessian + sum(8 * _columns(e) ** 2 for e in _most_paired(needing))
+    paired = sum(8 * _columns(e) ** 2 for e in _most_paired(needing))
+    matrices = _MATRICES * hessian + _PAIRED * paired
     learned, streams = 0, 1
     if any(a.solve_block is not None for e in needing if (a := algorithm_of(e.config))):
         batch = max((rows_of([each]) for each in batches), default=0)
         learned, streams = _LEARNED * block // max(size, 1) + _KEPT * batch * width * 4, 2
-    elif matrices > _MATRICES * hessian:
+    elif paired:
         streams = 2
     # what the layers of a block returned is kept until the whole block is done
     outputs = Counter[str]()
@@ -216,7 +221,7 @@ def transform_memory(calibration: Calibration) -> tuple[int, str]:
     )
     # in float64: a tensor, what becomes of it, and what that is computed from
     tensor = 3 * 8 * largest
-    matrices = _MATRICES * 8 * width**2
+    matrices = _TRANSFORMING * 8 * width**2
     # of a proof, outputs before and after in float32; of a visit, the inputs of a block
     outputs = 3 * 4 * max(rows, default=0) * widest
     activations = max(outputs, min(2 * 4 * sum(rows) * width, ACTIVATION_BYTES))
