@@ -26,7 +26,7 @@ struct Format {
   Rule rule;
   uint8_t nan_code;
   bool is_integer;         // value = code, or code as two's complement
-  bool is_float;           // floating: value = sign, exponent and mantissa of the code, whatever is not NaN
+  bool is_float;           // floating: all values but NaN are sign, exponent and mantissa of their codes
   float least, greatest;   // finite values
   int32_t mantissa;        // floating: its bits
   float smallest_normal;   // floating

@@ -257,20 +257,17 @@ CODE_KERNELS = (
         Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
         for op, fn, refuses in (
             ("quantize", quantize, _refuses_quantize),
-            ("fake_quantize", fake_quantize, _refuses_fake_quantize),
             ("dequantize", dequantize, refuses_codes),
             ("error_sums", error_sums, refuses_codes),
         )
         for layout in ("plain", "packed", "flat")
     ),
-    Kernel(
-        "cpu_encode_scaled",
-        "encode_scaled",
-        "plain",
-        "cpu",
-        encode_scaled,
-        50,
-        unavailable,
-        refuses_codes,
+    # of these the layout does not matter, and callers name the plain one
+    *(
+        Kernel(f"cpu_{op}", op, "plain", "cpu", fn, 50, unavailable, refuses)
+        for op, fn, refuses in (
+            ("fake_quantize", fake_quantize, _refuses_fake_quantize),
+            ("encode_scaled", encode_scaled, refuses_codes),
+        )
     ),
 )
