@@ -1,4 +1,4 @@
-"""The kernels of sums over blocks and of `encode_scaled` on the CPU, and searches for scales with them."""
+"""The kernels of sums over blocks on the CPU, and searches for scales with them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ class TestScaleSums(KernelSuite):
 
 class TestLearnedGradients(KernelSuite):
     kernel = "cpu_learned_gradients"
-
-
-class TestEncodeScaled(KernelSuite):
-    kernel = "cpu_encode_scaled"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,8 +15,9 @@ from ao_core.steps import ROW_STEPS, STEP_KINDS
 from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
-from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.decoder import DecoderCall
+from ao_core.tensor.encoding import fake_quantize_reference
+from ao_core.tensor.scaled import quantize_scaled_reference
 from ao_core.tensor.step_matmuls import grouped_linear_after_steps, linear_after_steps
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
 from ao_core.torch_kernels import (
@@ -211,17 +212,17 @@ _QUANTIZE = Op(
     is_conversion=True,
 )
 
-_ENCODE_SCALED = Op(
-    "encode_scaled",
+_QUANTIZE_SCALED = Op(
+    "quantize_scaled",
     Call,
-    reference.encode_scaled,
-    """The codes of a dense tensor, one each in the shape of x, by scales and zero points that there are.
+    quantize_scaled_reference,
+    """The parts of a dense tensor by scales and zero points that there are, which become parts as they are.
 
-    `scale` and `zero_point` are numbers of any dtype, in the shape of `choose_qparams`; zero points are in
-    the domain of codes, or codes (uint8). Dtype and block of `spec` count. Every kernel gives the bits of
-    the reference.
+    `spec` is in a canonical layout, with scales that are stored plainly. `scale` and `zero_point` are numbers
+    of any dtype, in the shape of `choose_qparams`; zero points are in the domain of codes, or codes (uint8).
+    Every kernel gives the bits of the reference.
     """,
-    _trials("kernel_codecs", "ENCODE_SCALED"),
+    _trials("kernel_codecs", "QUANTIZE_SCALED"),
     is_conversion=True,
 )
 
@@ -352,7 +353,7 @@ BUILTIN_OPS = (
     _MLP,
     _DECODER,
     _QUANTIZE,
-    _ENCODE_SCALED,
+    _QUANTIZE_SCALED,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,
     _SILU_MUL_QUANTIZE,

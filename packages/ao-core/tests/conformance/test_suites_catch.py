@@ -14,7 +14,7 @@ from ao_core.numerics import error_sums
 from ao_core.registry import Registry, registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.codec import decode_reference
-from ao_core.tensor.create import encode_reference
+from ao_core.tensor.encoding import encode_reference
 from ao_core.testing import DTypeSuite, KernelSuite, LayoutSuite, OptimizerSuite
 from ao_core.testing.kernels import KernelCase
 from ao_core.testing.samples import Sample

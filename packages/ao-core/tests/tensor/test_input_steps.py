@@ -14,7 +14,7 @@ from ao_core import WHOLE, Kernel, QTensor, Spec, quantize_tensor
 from ao_core.records import Call
 from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
 from ao_core.tensor import fake_quantize, repack
-from ao_core.tensor.create import encode_parts
+from ao_core.tensor.encoding import encode_parts
 from ao_core.tensor.step_matmuls import without_steps
 from ao_core.testing.base import gaussian
 from ao_core.testing.input_steps import step_matrix, step_values

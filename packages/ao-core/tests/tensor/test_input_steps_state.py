@@ -21,8 +21,8 @@ from ao_core.layouts import SHARED
 from ao_core.quantize import sample_sqnr
 from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
 from ao_core.tensor import fake_quantize, repack, to_layout
-from ao_core.tensor.create import encode_parts
 from ao_core.tensor.cut import geometry
+from ao_core.tensor.encoding import encode_parts
 from ao_core.tensor.fsdp import post_all_gather, pre_all_gather
 from ao_core.tensor.input_steps import stored_spec
 from ao_core.tensor.saving.leaves import flatten, rebuild

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ao_core.spec import Spec
-from ao_core.tensor.create import fake_quantize
+from ao_core.tensor.encoding import fake_quantize
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["cast_values", "is_one_node"]

@@ -106,7 +106,8 @@ class _Matmul(torch.autograd.Function):
         grad_input = grad_weight = grad_bias = None
         if of_input:
             spec = ctx.matmuls.grad_input
-            grad_MK = grad_MN @ weight if spec is None else _cast(grad_MN, _dense(weight).t(), spec)
+            dense = _dense(weight, grad.dtype)
+            grad_MK = grad_MN @ dense if spec is None else _cast(grad_MN, dense.t(), spec)
             grad_input = grad_MK.reshape(input.shape)
         if of_weight:
             spec = ctx.matmuls.grad_weight
@@ -117,9 +118,9 @@ class _Matmul(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None
 
 
-def _dense(rounded: Tensor) -> Tensor:
+def _dense(rounded: Tensor, dtype: torch.dtype) -> Tensor:
     """The values; transforms of torch have wrapped a `QTensor`, whose sum with 0 is dense."""
-    return rounded.dequantize() if isinstance(rounded, QTensor) else rounded + 0
+    return rounded.dequantize(dtype) if isinstance(rounded, QTensor) else (rounded + 0).to(dtype)
 
 
 def _cast(a: Tensor, b: Tensor, spec: Spec) -> Tensor:

@@ -30,7 +30,6 @@ from ao_core.tensor.blocks import (
     Projection,
 )
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
-from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, narrow, part_size
 from ao_core.tensor.decoder import (
     CachedBlock,
@@ -40,10 +39,12 @@ from ao_core.tensor.decoder import (
     KeysAndValues,
     OutputHead,
 )
+from ao_core.tensor.encoding import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.nibbles import upper_nibbles
+from ao_core.tensor.scaled import quantize_scaled_reference
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall, encode_tokens, write_tail
 from ao_core.tensor.transforms import is_transforming
@@ -107,6 +108,7 @@ __all__ = [
     "overwrite",
     "part_size",
     "pinned_band",
+    "quantize_scaled_reference",
     "quantized_activations",
     "run",
     "scale_values",

@@ -12,11 +12,8 @@ from ao_core.tensor import (  # noqa: F401  they fill the tables
     writes,
 )
 from ao_core.tensor.checks import check_quantizable
-from ao_core.tensor.create import (
-    fake_quantize,
-    quantize_tensor,
-    quantize_values,
-)
+from ao_core.tensor.create import quantize_tensor, quantize_values
+from ao_core.tensor.encoding import fake_quantize
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack, to_canonical, to_layout
 from ao_core.tensor.tables import function, rule

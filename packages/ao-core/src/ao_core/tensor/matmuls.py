@@ -12,7 +12,7 @@ from ao_core.dispatch import PIN, name_kernel, run, select
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.tensor.create import already_quantized_as
+from ao_core.tensor.encoding import already_quantized_as
 from ao_core.tensor.frozen import NOBODY, OTHERS, ROWS, differentiable_linear, needs_gradient
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import dense_values, function, on_values, rule

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.create import fake_quantize
+from ao_core.tensor.encoding import fake_quantize
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["rounded_activations"]

@@ -15,7 +15,7 @@ from ao_core.layouts import Parts
 from ao_core.numerics import block_absmax, split_blocks, stochastic_round
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.tensor.create import encode_parts
+from ao_core.tensor.encoding import encode_parts
 
 __all__ = [
     "STOCHASTIC",

@@ -20,7 +20,7 @@ from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.beside import beside_names
 from ao_core.tensor.checks import check_quantizable
-from ao_core.tensor.create import encode_parts
+from ao_core.tensor.encoding import encode_parts
 from ao_core.tensor.experts import is_traced
 from ao_core.tensor.input_steps import step_weight, stored_spec
 from ao_core.tensor.qtensor import QTensor

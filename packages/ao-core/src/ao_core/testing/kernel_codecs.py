@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Layout
-from ao_core.numerics import choose_qparams, error_sums, quantize_affine
+from ao_core.numerics import choose_qparams, error_sums
 from ao_core.records import Call, OpCall
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.codec import decode_reference
-from ao_core.tensor.create import encode_reference
+from ao_core.tensor.encoding import encode_reference
+from ao_core.tensor.scaled import quantize_scaled_reference
 from ao_core.testing.base import as_bytes, gaussian
 from ao_core.testing.oracles import codes_from
 from ao_core.testing.samples import SHAPES, SPECS, held_codes, holds, quantized
@@ -26,11 +27,11 @@ from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 __all__ = [
     "CODEC_SPECS",
     "DEQUANTIZE",
-    "ENCODE_SCALED",
     "ERROR_SUMS",
     "FAKE_QUANTIZE",
     "QUANTIZE",
     "QUANTIZE_BOTH",
+    "QUANTIZE_SCALED",
     "RMS_NORM",
     "SILU_MUL",
     "contents",
@@ -162,14 +163,12 @@ class _Quantize(_Codec):
         return all(torch.equal(a[name], b[name]) for name in a if a[name].dtype == torch.uint8)
 
 
-class _EncodeScaled(_Codec):
-    """Scales and zero points are those that `choose_qparams` gives, in any storage."""
+class _QuantizeScaled(_Quantize):
+    """Scales and zero points are those that `choose_qparams` gives."""
 
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
     ) -> Sequence[Spec]:
-        if layout.name != "plain":
-            return ()
         scaled = [s for s in specs if registry.dtypes.get(s.dtype).kind in ("int", "float", "lut")]
         return [s for s in super().fitting(layout, shape, scaled) if isinstance(s.scale_dtype, str)]
 
@@ -180,19 +179,9 @@ class _EncodeScaled(_Codec):
         if spec.zero_point == "offset":
             return
         x = contents(batch, spec, case.shape, case.dtype, seed).to(case.device)
-        qparams = choose_qparams(x, fmt, spec.block, spec.zero_point, spec.chosen_scale_dtype)
-        yield (x, *qparams, spec), quantize_affine(x, fmt, spec.block, *qparams)
-
-    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        assert actual.is_contiguous()
-        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
-        # the sign of what is divided by a NaN is not promised, be it of 0 or NaN
-        decode = registry.dtypes.get(case.spec.dtype).decode
-        values = (decode(codes).nan_to_num(torch.pi) for codes in (actual, expected))
-        assert torch.equal(*values), "codes differ"
-
-    def same(self, a: Any, b: Any) -> bool:
-        return torch.equal(a, b)
+        dense = x.reshape(registry.layouts.get(spec.layout).blocked_shape(case.shape))
+        qparams = choose_qparams(dense, fmt, spec.block, spec.zero_point, spec.chosen_scale_dtype)
+        yield (x, *qparams, spec), quantize_scaled_reference(x, *qparams, spec)
 
 
 class _QuantizeBoth(_Quantize):
@@ -345,7 +334,7 @@ def _strided_part(part: Tensor) -> Tensor:
     return part if isinstance(part, QTensor) else next(strided_variants(part))
 
 
-ENCODE_SCALED = _EncodeScaled()
+QUANTIZE_SCALED = _QuantizeScaled()
 QUANTIZE_BOTH = _QuantizeBoth()
 FAKE_QUANTIZE = _FakeQuantize()
 QUANTIZE = _Quantize()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core.layouts import Parts
 from ao_core.spec import Spec
-from ao_core.tensor.create import encode_parts
+from ao_core.tensor.encoding import encode_parts
 
 __all__ = ["rms_norm_quantize", "silu_mul_quantize"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.spec import ROW, TENSOR, Spec
-from ao_core.tensor.create import encode_parts
+from ao_core.tensor.encoding import encode_parts
 from ao_core.torch_kernels.devices import lacks_sm89
 from ao_core.torch_kernels.linear import refused_by_int_mm
 

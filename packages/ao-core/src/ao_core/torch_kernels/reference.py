@@ -14,11 +14,10 @@ from ao_core.compute.linear import cast_matmul
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Parts
-from ao_core.numerics import error_sums, quantize_affine
-from ao_core.registry import registry
+from ao_core.numerics import error_sums
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.create import encode_parts, encode_reference
+from ao_core.tensor.encoding import encode_parts, encode_reference
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.matmuls import call_of
 from ao_core.tensor.qtensor import QTensor
@@ -26,7 +25,6 @@ from ao_core.tensor.rounded import rounded_activations
 
 __all__ = [
     "embedding",
-    "encode_scaled",
     "grouped_linear",
     "grouped_mm",
     "linear",
@@ -128,13 +126,6 @@ def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
 def quantize(x: Tensor, spec: Spec) -> Parts:
     """What `Layout.encode` gives, by default codes and scales as `Spec` says."""
     return encode_reference(x, spec)
-
-
-def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
-    """As `numerics.quantize_affine`."""
-    dtype = registry.dtypes.get(spec.dtype)
-    # contiguous, since codes inherit strides
-    return quantize_affine(x.contiguous(), dtype, spec.block, scale, zero_point)
 
 
 def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:

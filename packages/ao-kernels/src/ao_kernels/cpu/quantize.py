@@ -1,4 +1,4 @@
-"""Kernels between dense values and codes, for the canonical layouts: quantize, dequantize, error_sums."""
+"""Kernels between dense values and codes, for the canonical layouts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ao_core.ext.kernels import (
     encode_reference,
     fake_quantize_reference,
     has_foreign_zeros,
+    quantize_scaled_reference,
     scale_values,
 )
 from ao_core.ext.numerics import (
@@ -103,12 +104,7 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
         )
         scale = scale.view(grid)
         zero_point = zeros.view(grid) if spec.zero_point != "none" else None
-    qdata = codes.view(_stored_shape(spec, shape, dtype))
-    parts = {
-        "qdata": qdata.view(dtype.storage) if spec.layout == "plain" else qdata,
-        "scale": scale,
-    }
-    return parts if zero_point is None else {**parts, "zero_point": zero_point}
+    return _as_parts(codes, scale, zero_point, spec, dtype, shape)
 
 
 def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
@@ -128,16 +124,17 @@ def _choice(spec: Spec, dtype: DType) -> tuple[float, int, torch.dtype, int]:
     return reach(spec, dtype), zero_kind(spec, dtype), _SCALES[spec.scale_dtype], mode
 
 
-def encode_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Tensor:
-    """Codes of `x`, one byte each, bit for bit those of `quantize_affine`."""
-    dtype = registry.dtypes.get(spec.dtype)
+def quantize_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: Spec) -> Parts:
+    """The parts of `x` by a scale and a zero point, bit for bit those of `quantize_affine`."""
     if may_be_compiled(x):
-        return numerics.quantize_affine(x, dtype, spec.block, scale, zero_point)
-    matrix, fmt = known(spec, tuple(x.shape), dtype)
+        return quantize_scaled_reference(x, scale, zero_point, spec)
+    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    shape = tuple(x.shape)
+    matrix, fmt = known(spec, shape, dtype)
     point = None if zero_point is None else numerics.zero_to_float(zero_point, dtype)
-    by = numerics.scale_to_float(scale)
-    codes: Tensor = torch.ops.ao_kernels.encode(x, by, point, *fmt, *matrix, False)
-    return codes.view(x.shape)
+    by, packs = numerics.scale_to_float(scale), _code_bits(spec, dtype) < 8
+    codes = torch.ops.ao_kernels.encode(x, by, point, *fmt, *matrix, packs)
+    return _as_parts(codes, scale, zero_point, spec, dtype, layout.blocked_shape(shape))
 
 
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -196,8 +193,20 @@ def _code_bits(spec: Spec, dtype: DType) -> int:
     return 8 if spec.layout == "plain" else dtype.bits
 
 
-def _stored_shape(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
-    return (*shape[:-1], packed_size(shape[-1], _code_bits(spec, dtype)))
+def _as_parts(
+    codes: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    spec: Spec,
+    dtype: DType,
+    shape: tuple[int, ...],
+) -> Parts:
+    """Parts of the blocked shape from rows of codes, packed or one byte each."""
+    qdata = codes.view(*shape[:-1], packed_size(shape[-1], _code_bits(spec, dtype)))
+    if spec.layout == "plain":
+        qdata = qdata.view(dtype.storage)
+    parts = {"qdata": qdata, "scale": scale}
+    return parts if zero_point is None else {**parts, "zero_point": zero_point}
 
 
 def reach(spec: Spec, dtype: DType) -> float:
@@ -257,17 +266,21 @@ CODE_KERNELS = (
         Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
         for op, fn, refuses in (
             ("quantize", quantize, _refuses_quantize),
+            ("quantize_scaled", quantize_scaled, refuses_codes),
             ("dequantize", dequantize, refuses_codes),
             ("error_sums", error_sums, refuses_codes),
         )
         for layout in ("plain", "packed", "flat")
     ),
-    # of these the layout does not matter, and callers name the plain one
-    *(
-        Kernel(f"cpu_{op}", op, "plain", "cpu", fn, 50, unavailable, refuses)
-        for op, fn, refuses in (
-            ("fake_quantize", fake_quantize, _refuses_fake_quantize),
-            ("encode_scaled", encode_scaled, refuses_codes),
-        )
+    # the layout does not matter, and callers name the plain one
+    Kernel(
+        "cpu_fake_quantize",
+        "fake_quantize",
+        "plain",
+        "cpu",
+        fake_quantize,
+        50,
+        unavailable,
+        _refuses_fake_quantize,
     ),
 )

@@ -12,7 +12,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.beside import beside_forms, beside_names
 from ao_core.tensor.codec import decode_parts
-from ao_core.tensor.create import encode_reference
+from ao_core.tensor.encoding import encode_reference
 from ao_core.tensor.input_steps import misfit, wrong_steps
 from ao_core.tensor.options import check_options
 
