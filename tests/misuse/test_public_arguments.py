@@ -27,11 +27,11 @@ PACKAGES = (
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks
 MADE_BY_AO = {
-    "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
+    "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
     "PrecisionRecord", "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "Recommendation",
     "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
-    "FuseReport", "StateReport", "GGUFFile", "GGUFHeader", "GGUFInfo", "Checkpoint", "Entry",
+    "FuseReport", "StateReport", "StepCall", "GGUFFile", "GGUFHeader", "GGUFInfo", "Checkpoint", "Entry",
     "Loaded", "Provider", "Imatrix", "LowRank",
 }  # fmt: skip
 #: hot constructors, which look only at what would crash later: tensors, and the dtype of a wrapper

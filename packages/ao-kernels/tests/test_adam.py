@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ao_core import DType, QTensor, Spec, quantize_tensor
 from ao_core.ext import registry
-from ao_core.ext.numerics import relative_error
+from ao_core.ext.numerics import quant_max_of, relative_error
 from ao_core.testing.base import same_bits
-from ao_kernels.cpu.adam import adam_step
+from ao_kernels.cpu.optim import adam_step
 
 pytestmark = pytest.mark.usefixtures("optimizer_states")
 
@@ -133,8 +133,9 @@ def check_moment(found: QTensor, moment: Tensor, error: Tensor) -> None:
         F.pad(x.abs(), (0, -len(x) % 256)).reshape(-1, 256).amax(1) for x in (moment, error)
     )
     scale = found.scale.double().flatten()
-    wanted = torch.where(greatest < 2.0**-126 * dtype.quant_max, scale, greatest / dtype.quant_max)
-    assert bool(((scale - wanted).abs() * dtype.quant_max <= most).all()), moment.shape
+    reach = quant_max_of(dtype, (256,))
+    wanted = torch.where(greatest < 2.0**-126 * reach, scale, greatest / reach)
+    assert bool(((scale - wanted).abs() * reach <= most).all()), moment.shape
     by = scale.repeat_interleave(256)[: len(moment)]
     numbers = moment / by
     farther = excess(found.qdata.flatten(), numbers, dtype) * numbers.abs()
@@ -189,12 +190,12 @@ def test_codes_of_all_numbers(name: str) -> None:
     ways = (torch.tensor(-1e9), torch.tensor(1e9))
     near = [torch.nextafter(x, way) for x in (middles, values) for way in ways]
     numbers = torch.cat([patterns, middles, values, *near])
-    least = -dtype.quant_max if dtype.min < 0 else 0.0
-    numbers = numbers[(numbers >= least) & (numbers <= dtype.quant_max)]
+    reach = quant_max_of(dtype, (256,))
+    numbers = numbers[(numbers >= (-reach if dtype.min < 0 else 0.0)) & (numbers <= reach)]
     assert numbers.numel() > 17_000
     # a number of the greatest size in every block makes the scale 1
     blocks = F.pad(numbers, (0, -len(numbers) % 255)).reshape(-1, 255)
-    numbers = F.pad(blocks, (0, 1), value=dtype.quant_max).flatten()
+    numbers = F.pad(blocks, (0, 1), value=reach).flatten()
     of = problem((name, "f8e4m3"), [tuple(numbers.shape)])
     of.step([numbers], betas=(0.0, 0.0))
     (moment,) = of.exp_avgs

@@ -17,7 +17,7 @@ from ao_core import QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
 from ao_core.ext import UnsupportedOp, registry
 from ao_core.testing.base import same_bits
 from ao_core.testing.warm import run_python
-from ao_kernels.cpu.adam import adam_step
+from ao_kernels.cpu.optim import adam_step
 
 SPEC = Spec("f8e4m3", (256,), layout="flat")
 OPTIONS: dict[str, Any] = {
@@ -93,8 +93,7 @@ KERNEL = registry.kernels.get("cpu_adam_step")
 class Call:
     """What the kernel looks at of a call; the op is of ao-optim, which need not be installed."""
 
-    exp_avg: Spec = SPEC
-    exp_avg_sq: Spec = SPEC
+    specs: tuple[Spec, ...] = (SPEC, SPEC)
     param_dtype: torch.dtype = torch.float32
     grad_dtype: torch.dtype = torch.float32
 
@@ -106,10 +105,10 @@ def test_who_serves() -> None:
     for bad, text in (
         (Call(param_dtype=torch.float16), "parameters of float32 and bfloat16, not torch.float16"),
         (Call(grad_dtype=torch.float16), "gradients of float32 and bfloat16, not torch.float16"),
-        (Call(exp_avg=Spec("f8e4m3", (128,), layout="flat")), "blocks of 256"),
-        (Call(exp_avg_sq=Spec("f8e4m3", (128,), layout="flat")), "blocks of 256"),
-        (Call(exp_avg=Spec("f8e4m3", (256,), "bfloat16", layout="flat")), "float32 scales"),
-        (Call(exp_avg_sq=Spec("nf4", (256,), layout="flat")), "8 bits"),
+        (Call((Spec("f8e4m3", (128,), layout="flat"), SPEC)), "blocks of 256"),
+        (Call((SPEC, Spec("f8e4m3", (128,), layout="flat"))), "blocks of 256"),
+        (Call((Spec("f8e4m3", (256,), "bfloat16", layout="flat"),)), "float32 scales"),
+        (Call((SPEC, Spec("nf4", (256,), layout="flat"))), "8 bits"),
     ):
         assert text in str(KERNEL.refuses(bad))
 
@@ -143,7 +142,7 @@ def test_formats_that_are_too_fine() -> None:
     if "too_fine" not in registry.dtypes:
         reopen()
         register(lut_dtype("too_fine", [1 + i / 1e5 for i in range(256)]))
-    found = KERNEL.refuses(Call(exp_avg=Spec("too_fine", (256,), layout="flat")))
+    found = KERNEL.refuses(Call((Spec("too_fine", (256,), layout="flat"), SPEC)))
     assert "lie too near to each other" in str(found)
 
 

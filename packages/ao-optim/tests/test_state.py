@@ -288,7 +288,7 @@ def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch
     params = make_params((70, 65), (4097,), (5,), (4, 3))
     params += make_params((70, 65), dtype=torch.bfloat16)
     run_steps(ao_optim.AdamW8bit(params), params, 1)
-    found = {(call.op, call.exp_avg.dtype, call.numel, call.param_dtype) for call in calls}
+    found = {(call.op, call.specs[0].dtype, call.numel, call.param_dtype) for call in calls}
     assert found == {
         ("adam_step", "companded8", 70 * 65 + 4097, torch.float32),
         ("adam_step", "companded8", 70 * 65, torch.bfloat16),

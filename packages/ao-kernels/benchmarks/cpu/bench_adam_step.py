@@ -13,7 +13,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 from ao_core import Spec, quantize_tensor
 from ao_core.ext.kernels import select
-from ao_optim import AdamCall
+from ao_optim import StepCall
 from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
@@ -34,10 +34,10 @@ def quantized(params: list[Tensor], states: tuple[str, str]) -> Callable[[], obj
     """Steps of the kernel; tensors of their own."""
     params = [p.clone() for p in params]
     grads = [torch.randn_like(p) for p in params]
-    specs = [Spec(name, (256,), layout="flat") for name in states]
+    specs = tuple(Spec(name, (256,), layout="flat") for name in states)
     moments = [[quantize_tensor(torch.zeros(p.shape), spec) for p in params] for spec in specs]
     size = sum(p.numel() for p in params)
-    call = AdamCall(*specs, size, params[0].dtype, grads[0].dtype, "cpu")
+    call = StepCall("adam_step", specs, size, params[0].dtype, grads[0].dtype, "cpu")
     kernel, steps = select(call), count(1)
     assert kernel.name == "cpu_adam_step"
 

@@ -1,13 +1,13 @@
 // The kernels of one instruction set, and the choice of the set that this processor runs.
 #pragma once
 
-#include "adam/kernels.h"
 #include "attend/kernels.h"
 #include "block/kernels.h"
 #include "cache/kernels.h"
 #include "dense/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
+#include "optim/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
 #include "sums/kernels.h"
@@ -20,7 +20,7 @@ struct Isa {
   const char* name;
   LinearKernels linear;
   QuantizeKernels quantize;
-  AdamKernels adam;
+  OptimKernels optim;
   SparseKernels sparse;
   HadamardKernels hadamard;
   AttendKernels attend;

@@ -6,8 +6,8 @@
 // their inline functions, whichever unit it came from.
 #pragma once
 
-#include "adam/unit.h"
 #include "isa.h"
+#include "optim/unit.h"
 #include "quantize/unit.h"
 
 #define AO_JOIN2(a, b) a##b
@@ -51,7 +51,7 @@ namespace ao {
 
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
-                                     AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
+                                     AO_ISA::optim::kOptimKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
                                      AO_BLOCK, AO_CACHE, AO_TRELLIS, AO_DENSE, AO_SUMS};
 
 }  // namespace ao

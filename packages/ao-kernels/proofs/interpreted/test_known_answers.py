@@ -125,7 +125,7 @@ def test_every_family_answers_right(name):
 def test_a_step_of_adam():
     if "adam_step" not in registry.ops:
         return  # an op of ao-optim
-    asked = type("AdamCall", (), {"param_dtype": HALF, "grad_dtype": HALF})()
+    asked = type("StepCall", (), {"param_dtype": HALF, "grad_dtype": HALF})()
     assert answer("adam_step", adam.adam_step, adam._sample(asked), CPU) is None
 
 

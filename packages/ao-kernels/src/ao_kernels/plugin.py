@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ao_core import Kernel, Layout, hookimpl
-from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.attend import ATTEND_KERNELS as CPU_ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
@@ -15,6 +14,7 @@ from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
+from ao_kernels.cpu.optim import OPTIM_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.sums import SUMS_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
@@ -23,7 +23,7 @@ from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.trellis import TRELLIS_KERNELS as CPU_TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.cuda.records import CUDA_KERNELS
-from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.adam.records import ADAM_KERNELS
 from ao_kernels.triton.attend.records import ATTEND_KERNELS as TRITON_ATTEND_KERNELS
 from ao_kernels.triton.bsr.layout import BSR_LAYOUTS
 from ao_kernels.triton.bsr.records import BSR_KERNELS
@@ -55,7 +55,7 @@ def ao_layouts() -> Iterable[Layout]:
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
-    cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
+    cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *OPTIM_KERNELS)
     cpu = (
         *cpu,
         *BLOCK_SPARSE_KERNELS,
@@ -70,7 +70,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *DECODER_KERNELS,
         *DENSE_KERNELS,
     )
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
+    triton = (*PLANE16_KERNELS, *ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     triton = (*triton, *TRITON_ATTEND_KERNELS, *TRITON_TRELLIS_KERNELS)
     return (*cpu, *CUDA_KERNELS, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

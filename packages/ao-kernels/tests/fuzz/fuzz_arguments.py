@@ -22,7 +22,7 @@ SCALES = (*ELEMENTS, torch.float8_e8m0fnu, torch.float8_e4m3fn)
 #: of weights in tiles
 TILE_SCALES = (*SCALES, torch.uint8, torch.int8)
 ZEROS = (*ELEMENTS, torch.uint8)
-#: what `adam_step` is told of each moment's format
+#: what a step is told of each moment's format
 STATE = ("table", "steps", "order", "nan", "reach")
 
 
@@ -245,6 +245,17 @@ def quantize_rows(rng: Random) -> Arguments:
 
 def adam_step(rng: Random) -> Arguments:
     """A step for a few tensors of any bits."""
+    return {
+        **_step(rng, ("m", "v")), "eps": 1e-8, "step": rng.randint(1, 9), "decoupled": rng.random() < 0.5,
+    }  # fmt: skip
+
+
+def lion_step(rng: Random) -> Arguments:
+    """The same with one moment."""
+    return _step(rng, ("m",))
+
+
+def _step(rng: Random, moments: tuple[str, ...]) -> Arguments:
     sizes = [rng.choice([0, 1, 255, 300, 600]) for _ in range(rng.randint(1, 3))]
     dtype = rng.choice(ELEMENTS[:2])
 
@@ -253,16 +264,15 @@ def adam_step(rng: Random) -> Arguments:
 
     lists: Arguments = {"params": of(dtype), "grads": of(dtype)}
     states: Arguments = {}
-    for name in ("m", "v"):
+    for name in moments:
         lists |= {name: of(torch.uint8), f"{name}_scales": of(torch.float32, 256)}
         fmt = format_of(registry.dtypes.get(rng.choice(["f8e4m3", "f8e5m2", "int8", "uint8"])))
         assert isinstance(fmt, Format)
         state = (fmt.table, fmt.steps, fmt.order, fmt.nan_code, rng.uniform(0.5, 500))
         states |= {f"{name}_{key}": each for key, each in zip(STATE, state, strict=True)}
     return {
-        **lists, **states, "lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1,
-        "step": rng.randint(1, 9), "decoupled": rng.random() < 0.5, "maximize": rng.random() < 0.5,
-        "seed": rng.choice([None, 5]),
+        **lists, **states, "lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1,
+        "maximize": rng.random() < 0.5, "seed": rng.choice([None, 5]),
     }  # fmt: skip
 
 
@@ -353,6 +363,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "scale_sums": scale_sums,
     "learned_gradients": learned_gradients,
     "adam_step": adam_step,
+    "lion_step": lion_step,
     "hadamard": hadamard,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,

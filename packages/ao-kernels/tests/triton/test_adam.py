@@ -27,8 +27,7 @@ OPTIONS = {
 class Call:
     """What the kernel looks at of a call; the op is of ao-optim, which need not be installed."""
 
-    exp_avg: Spec = STATE
-    exp_avg_sq: Spec = SQUARES
+    specs: tuple[Spec, ...] = (STATE, SQUARES)
     param_dtype: torch.dtype = torch.bfloat16
     grad_dtype: torch.dtype = torch.bfloat16
 
@@ -36,9 +35,9 @@ class Call:
 def test_calls():
     assert KERNEL.refuses(Call()) is None
     int8, small = (Spec("int8", (256,), layout="flat"), Spec("f8e4m3", (128,), layout="flat"))
-    assert "found int8" in KERNEL.refuses(Call(exp_avg=int8))
-    assert "found f8e4m3[128]" in KERNEL.refuses(Call(exp_avg=small))
-    assert "and int8" in KERNEL.refuses(Call(exp_avg_sq=int8))
+    assert "found int8" in KERNEL.refuses(Call((int8, SQUARES)))
+    assert "found f8e4m3[128]" in KERNEL.refuses(Call((small, SQUARES)))
+    assert "and int8" in KERNEL.refuses(Call((STATE, int8)))
     assert "parameters of" in KERNEL.refuses(Call(param_dtype=torch.float64))
     assert "gradients of" in KERNEL.refuses(Call(grad_dtype=torch.float64))
 

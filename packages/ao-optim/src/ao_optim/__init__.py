@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_optim.__about__ import __version__
-from ao_optim.adam import AdamCall
+from ao_optim.calls import StepCall
 from ao_optim.checkpoints import full_state
 from ao_optim.formats import FORMATS, StateFormat
 from ao_optim.galore import GaLore
@@ -32,7 +32,6 @@ __all__ = [
     "Adagrad8bit",
     "Adam4bit",
     "Adam8bit",
-    "AdamCall",
     "AdamFp8",
     "AdamW4bit",
     "AdamW8bit",
@@ -48,6 +47,7 @@ __all__ = [
     "SGD8bit",
     "StateFormat",
     "StateReport",
+    "StepCall",
     "__version__",
     "full_state",
     "state_report",

@@ -1,62 +1,19 @@
-"""The op "adam_step": one step of Adam or AdamW for many tensors; its call type, reference and kernels."""
+"""The op "adam_step": one step of Adam or AdamW for many tensors; its reference and the kernel of torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core import Kernel, Op, QTensor, Spec
-from ao_core.ext import NO_SCALE
+from ao_core import Kernel, Op
+from ao_optim.calls import StepCall, dense_spec
 from ao_optim.engine import Work, run
 from ao_optim.rules import ADAM, ADAMW
 
-__all__ = ["KERNELS", "OPS", "AdamCall", "adam_step", "moment_spec"]
-
-#: formats of moments that are not quantized
-_DENSE = {
-    torch.float32: Spec("fp32", (1,), NO_SCALE),
-    torch.bfloat16: Spec("bf16", (1,), NO_SCALE),
-    torch.float16: Spec("fp16", (1,), NO_SCALE),
-}
-
-
-@dataclass(frozen=True)
-class AdamCall:
-    """What kernels of `adam_step` may look at; an `ao_core.OpCall`."""
-
-    #: formats of the two moments; those of dense ones are "fp32", … in the layout "plain"
-    exp_avg: Spec
-    exp_avg_sq: Spec
-    #: elements of all parameters
-    numel: int
-    param_dtype: torch.dtype
-    grad_dtype: torch.dtype
-    device: str
-    op: str = "adam_step"
-
-    @property
-    def layout(self) -> str:
-        """That of the first moment."""
-        return self.exp_avg.layout
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """Those of both moments."""
-        return self.exp_avg, self.exp_avg_sq
-
-
-def moment_spec(moment: Tensor) -> Spec:
-    """The format of a moment, quantized or dense, as `AdamCall` has it."""
-    return moment.spec if isinstance(moment, QTensor) else dense_spec(moment.dtype)
-
-
-def dense_spec(dtype: torch.dtype) -> Spec:
-    """The format of dense moments, as `AdamCall` has it."""
-    return _DENSE[dtype]
+__all__ = ["ADAM_STEP", "KERNELS", "adam_step"]
 
 
 def adam_step(
@@ -115,8 +72,8 @@ def fused_adam_step(
     )
 
 
-def _takes(call: AdamCall) -> str | None:
-    dense = _DENSE[torch.float32]
+def _takes(call: StepCall) -> str | None:
+    dense = dense_spec(torch.float32)
     if call.specs != (dense, dense) or call.param_dtype != torch.float32:
         formats = " and ".join(map(str, call.specs))
         return (
@@ -128,15 +85,14 @@ def _takes(call: AdamCall) -> str | None:
 
 
 def _trials() -> Any:
-    return import_module("ao_optim.adam_trial").ADAM
+    return import_module("ao_optim.step_trials").ADAM
 
 
-OPS = (
-    Op(
-        "adam_step",
-        AdamCall,
-        adam_step,
-        """One step of Adam in place, on lists of equal length; all params have one dtype and device.
+ADAM_STEP = Op(
+    "adam_step",
+    StepCall,
+    adam_step,
+    """One step of Adam in place, on lists of equal length; all params have one dtype and device.
 
         params and grads are dense and of equal shapes. All exp_avgs are `QTensor`s of one format, or all
         are dense; so are exp_avg_sqs. A kernel may expect contiguous tensors. In float32, with t for `step`,
@@ -151,15 +107,14 @@ OPS = (
         bfloat16 moments to nearest; an integer rounds them stochastically, alike in every call with the same
         arguments.
         """,
-        _trials,
-    ),
+    _trials,
 )
 
 KERNELS = (
     Kernel(
         "torch_adam_step",
         "adam_step",
-        _DENSE[torch.float32].layout,
+        dense_spec(torch.float32).layout,
         "*",
         fused_adam_step,
         0,

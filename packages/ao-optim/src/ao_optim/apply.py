@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,13 +13,21 @@ from torch import Tensor
 from ao_core import QTensor
 from ao_core.ext.kernels import local_shard, local_shards, shard_like
 from ao_core.ext.kernels import run as run_kernel
-from ao_optim.adam import AdamCall, moment_spec
+from ao_optim.calls import StepCall, moment_spec
 from ao_optim.engine import Work, mixed, run
 from ao_optim.quantized import write_rounded
-from ao_optim.rules import ADAM, ADAMW, Rule
+from ao_optim.rules import Rule
 
 __all__ = ["apply"]
 
+#: options of a group that an op is told
+_ADAM, _LION = ("lr", "betas", "eps", "weight_decay"), ("lr", "betas", "weight_decay")
+#: rule -> the op that steps it, the options that it is told, and what else of a step
+_TOLD: dict[str, tuple[str, tuple[str, ...], Callable[[int], dict[str, Any]]]] = {
+    "adam": ("adam_step", _ADAM, lambda step: {"step": step, "decoupled": False}),
+    "adamw": ("adam_step", _ADAM, lambda step: {"step": step, "decoupled": True}),
+    "lion": ("lion_step", _LION, lambda step: {}),
+}
 #: tells the noise of quantized weights from that of bfloat16 ones
 _QUANTIZED = 1 << 32
 
@@ -121,12 +129,14 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
     stochastic = group["rounding"] == "stochastic" and first.dtype == torch.bfloat16
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    if rule not in (ADAM, ADAMW) or work.lost or not first.is_contiguous():
+    told = _TOLD.get(rule.name)
+    if told is None or work.lost or not first.is_contiguous():
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
-    call = AdamCall(
-        exp_avg=moment_spec(work.states["exp_avg"][0]),
-        exp_avg_sq=moment_spec(work.states["exp_avg_sq"][0]),
+    op, named, more = told
+    call = StepCall(
+        op,
+        tuple(moment_spec(moments[0]) for moments in work.states.values()),
         numel=sum(param.numel() for param in work.params),
         param_dtype=first.dtype,
         grad_dtype=work.grads[0].dtype,
@@ -137,9 +147,8 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         work.params,
         work.grads,
         *work.states.values(),
-        **{name: options[name] for name in ("lr", "betas", "eps", "weight_decay")},
-        step=step,
-        decoupled=rule is ADAMW,
+        **{name: options[name] for name in named},
+        **more(step),
         maximize=maximize,
         seed=seed,
     )

@@ -8,9 +8,10 @@ from torch.optim import Optimizer
 
 from ao_core import DType, Kernel, Layout, Op, hookimpl
 from ao_optim import optimizers
-from ao_optim.adam import KERNELS, OPS
+from ao_optim.adam import ADAM_STEP, KERNELS
 from ao_optim.dtypes import DTYPES
 from ao_optim.galore import GaLore
+from ao_optim.lion import LION_STEP
 from ao_optim.offload import CPUOffloadOptimizer
 from ao_optim.rank1 import Rank1
 
@@ -37,8 +38,8 @@ def ao_layouts() -> Iterable[Layout]:
 
 @hookimpl
 def ao_ops() -> Iterable[Op]:
-    """The step of Adam."""
-    return OPS
+    """The steps of Adam and Lion."""
+    return ADAM_STEP, LION_STEP
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""The step of Adam: its kernels pass the suite, and kernels that are wrong do not."""
+"""The steps of Adam and Lion: their kernels pass the suite, and kernels that are wrong do not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from ao_core import Kernel
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import run
 from ao_core.testing.registered import registered
-from ao_optim.adam import AdamCall, adam_step
+from ao_optim.adam import adam_step
+from ao_optim.calls import StepCall
+from ao_optim.lion import lion_step
 
 
 class TestReference(KernelSuite):
     kernel = "reference_adam_step"
+
+
+class TestLionReference(KernelSuite):
+    kernel = "reference_lion_step"
 
 
 class TestTorch(KernelSuite):
@@ -56,8 +62,23 @@ def test_wrong_kernels_fail(fn, text):
         run(Wrong, "test_results")
 
 
-def test_a_call_has_both_formats():
-    call = AdamCall(*TestReference().trial.specs[2], 700, torch.float32, torch.float32, "cpu")
-    assert call.specs == (call.exp_avg, call.exp_avg_sq)
-    assert (call.op, call.layout) == ("adam_step", "flat")
-    assert len({call, AdamCall(*call.specs, 700, torch.float32, torch.float32, "cpu")}) == 1
+def sign_of_gradients(params, grads, exp_avgs, **options):
+    lion_step(
+        params, [grad.clone() for grad in grads], exp_avgs, **{**options, "betas": (0.0, 0.99)}
+    )
+
+
+def test_a_wrong_lion_fails():
+    class Wrong(KernelSuite):
+        records = (Kernel("wrong_lion_step", "lion_step", "flat", "cpu", sign_of_gradients, 0),)
+        kernel = "wrong_lion_step"
+
+    with registered(*Wrong.records), pytest.raises(AssertionError, match="parameters are off"):
+        run(Wrong, "test_results")
+
+
+def test_a_call_has_the_formats_of_all_moments():
+    specs = TestReference().trial.specs[2]
+    call = StepCall("adam_step", specs, 700, torch.float32, torch.float32, "cpu")
+    assert call.layout == "flat"
+    assert len({call, StepCall("adam_step", specs, 700, torch.float32, torch.float32, "cpu")}) == 1

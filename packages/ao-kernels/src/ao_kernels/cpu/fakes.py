@@ -139,7 +139,7 @@ def _decoder(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty((blocks, *x.shape)), x.new_empty((*x.shape[:-1], columns))
 
 
-def _adam_step(*arguments: Any, **named: Any) -> None:
+def _step(*arguments: Any, **named: Any) -> None:
     """Returns nothing."""
 
 
@@ -191,7 +191,7 @@ def _encode_tokens(key: Tensor, key_scale: Tensor, *arguments: Any) -> bool:
 
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
-    "adam_step": _adam_step,
+    "adam_step": _step,
     "attend": _attend,
     "encode_tokens": _encode_tokens,
     "cuda_linear": _cuda_linear,
@@ -201,6 +201,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "two_four_linear": _two_four_linear,
     "decoder": _decoder,
     "hadamard": _hadamard,
+    "lion_step": _step,
     "linear": _linear,
     "mlp": _mlp,
     "qkv": _qkv,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ao_core import QTensor, Spec
 from ao_core.ext import UnsupportedOp
-from ao_kernels.adam import check_contiguous, count_change
+from ao_kernels.optim import check_contiguous, count_change
 from ao_kernels.triton.shared.device import on_device
 
 __all__ = ["CHUNK", "STATES", "TYPES", "adam_step", "settings"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ao_core import Kernel, quantize_tensor
-from ao_kernels.adam import AdamCall
+from ao_kernels.optim import StepCall
 from ao_kernels.triton.adam.op import STATES, TYPES, adam_step
 from ao_kernels.triton.shared.device import unavailable_float8
 from ao_kernels.triton.shared.known_answer import Sample, noise, proven
@@ -20,11 +20,9 @@ _STEP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _refuses(call: AdamCall) -> str | None:
-    if (call.exp_avg, call.exp_avg_sq) != STATES:
-        wanted, found = (
-            " and ".join(map(str, pair)) for pair in (STATES, (call.exp_avg, call.exp_avg_sq))
-        )
+def _refuses(call: StepCall) -> str | None:
+    if call.specs != STATES:
+        wanted, found = (" and ".join(map(str, pair)) for pair in (STATES, call.specs))
         return f"needs moments in {wanted}, found {found}"
     for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
         if dtype not in TYPES:
@@ -32,7 +30,7 @@ def _refuses(call: AdamCall) -> str | None:
     return None
 
 
-def _sample(call: AdamCall) -> Sample:
+def _sample(call: StepCall) -> Sample:
     """A block and a part of one, and less than that; codes of moments may be those beside the reference's."""
 
     def arguments() -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-// A step of Adam with all threads. Arguments have been checked.
+// Steps of optimizers with all threads. Arguments have been checked.
 #pragma once
 #include "kernels.h"
 
@@ -10,7 +10,8 @@ namespace ao {
 const char* make_state(const float* values, const int32_t* steps, const uint8_t* order, float reach,
                        StateFormat& state);
 
-// Fills in `first` of every tensor and makes the step.
-void adam_step(Adam& adam, AdamTensor* tensors);
+// Fill in `first` of every tensor and make the step.
+void adam_step(Adam& adam, StepTensor* tensors);
+void lion_step(Lion& lion, StepTensor* tensors);
 
 }  // namespace ao

@@ -1,10 +1,10 @@
-"""How kernels of the op "adam_step" are tested: against the rule in float64."""
+"""How kernels of the ops "adam_step" and "lion_step" are tested: against the rules in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch import Tensor
 from ao_core import Kernel, OpCall, QTensor, Spec, quantize_tensor
 from ao_core.testing import KernelCase, OpTrial
 from ao_core.testing.base import gaussian, same_bits
-from ao_optim.adam import AdamCall, dense_spec
+from ao_optim.calls import StepCall, dense_spec
 from ao_optim.formats import FORMATS
 
-__all__ = ["ADAM"]
+__all__ = ["ADAM", "LION"]
 
 #: greatest relative error of rounding to the parameters' dtype
 _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -23,6 +23,12 @@ _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 _LR = 0.3
 _BETAS = (0.9, 0.99)
 _EPS = 1e-8
+_OPTIONS = {"lr": _LR, "betas": _BETAS, "weight_decay": 0.1, "maximize": False, "seed": None}
+#: of Gaussian numbers, the values of first and second moments
+_VALUES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: 0.1 * x,
+    lambda x: 0.01 * x.square(),
+)
 
 _F32, _BF16 = dense_spec(torch.float32), dense_spec(torch.bfloat16)
 
@@ -40,32 +46,28 @@ def _pairs() -> Iterator[tuple[Spec, Spec]]:
     yield float8, _F32
 
 
-class _Adam(OpTrial):
+class _Step(OpTrial):
     """A batch is the shapes of the parameters, and what differs of the options."""
 
-    specs: Sequence[Any] = tuple(_pairs())
     shapes = ((700,),)
     dtypes = (torch.float32, torch.bfloat16)
-    batches: Sequence[Any] = (
-        (((700,),), {"decoupled": True, "step": 1}),
-        (((1,), (256,), (257,), (0,), (3, 5, 70)), {"decoupled": False, "step": 7}),
-        (((40, 30), (255,)), {"decoupled": True, "maximize": True, "step": 100}),
-        (((600,),), {"decoupled": True, "step": 3, "seed": 5}),
-    )
+    #: the options of a step, but for those of a batch
+    options: ClassVar[Mapping[str, Any]]
+    #: (parameter, gradient, *moments, **options) -> parameter and moments after the step, in float64
+    rule: Callable[..., tuple[Tensor, ...]]
 
     def operands(
         self, kernel: Kernel, shape: tuple[int, ...], specs: Sequence[Any]
     ) -> Sequence[tuple[Spec, ...]]:
-        """Every pair of formats whose first is in the kernel's layout."""
-        return [pair for pair in specs if kernel.layout in ("*", pair[0].layout)]
+        """Formats of the moments of which the first is in the kernel's layout."""
+        return [each for each in specs if kernel.layout in ("*", each[0].layout)]
 
     def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         shapes, options = batch
         if "seed" in options and case.dtype == torch.float32:
             return None
         numel = sum(torch.Size(shape).numel() for shape in shapes)
-        first, second = case.specs
-        return AdamCall(first, second, numel, case.dtype, case.dtype, case.device, op)
+        return StepCall(op, case.specs, numel, case.dtype, case.dtype, case.device)
 
     def odd_calls(self, call: Any) -> Iterator[OpCall]:
         for dtype in (torch.float16, torch.float64):
@@ -76,21 +78,18 @@ class _Adam(OpTrial):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         shapes, changed = batch
-        options: dict[str, Any] = {
-            "lr": _LR, "betas": _BETAS, "eps": _EPS, "weight_decay": 0.1, "maximize": False, "seed": None,
-            **changed,
-        }  # fmt: skip
-        params, grads, first, second = (
+        options = {**self.options, **changed}
+        params, grads, *moments = (
             [gaussian(shape, seed=seed + 10 * place + i) for i, shape in enumerate(shapes)]
-            for place in range(4)
+            for place in range(2 + len(case.specs))
         )
         params, grads = ([x.to(case.device, case.dtype) for x in each] for each in (params, grads))
-        moments = (
-            [_stored(0.1 * x, case.specs[0], case.device) for x in first],
-            [_stored(0.01 * x.square(), case.specs[1], case.device) for x in second],
-        )
-        args = (params, grads, *moments, options)
-        yield args, [_rule(*each, **options) for each in zip(*args[:-1], strict=True)]
+        stored = [
+            [_stored(value(x), spec, case.device) for x in each]
+            for each, spec, value in zip(moments, case.specs, _VALUES, strict=False)
+        ]
+        args = (params, grads, *stored, options)
+        yield args, [self.rule(*each, **options) for each in zip(*args[:-1], strict=True)]
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         *lists, options = args
@@ -98,28 +97,28 @@ class _Adam(OpTrial):
         fn(params, *others, **options)
         changed = [not same_bits(x, y) for x, y in zip(others[0], lists[1], strict=True)]
         assert not any(changed), "the kernel changed gradients"
-        return params, *others[1:], lists[0], options
+        return params, others[1:], lists[0], options
 
     def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        params, first, second, before, options = actual
+        params, moments, before, options = actual
         # stochastic rounding is off by up to a whole step, of dense bfloat16 moments too
         steps = 1 if options["seed"] is None else 2
-        for param, m, v, old, (p64, m64, v64) in zip(
-            params, first, second, before, expected, strict=True
+        for param, old, of_moments, (p64, *exact) in zip(
+            params, before, zip(*moments, strict=True), expected, strict=True
         ):
             error, change = (param.double() - p64).norm(), (p64 - old.double()).norm()
             assert error <= 1e-5 * change + steps * _ROUNDING[case.dtype] * p64.norm(), (
                 f"parameters are off by {error:.1e}"
             )
-            for moment, exact, spec in ((m, m64, case.specs[0]), (v, v64, case.specs[1])):
-                best = (_values(_stored(exact.float(), spec, case.device)) - exact).norm()
-                error = (_values(moment) - exact).norm()
-                assert error <= 1.01 * steps * best + 1e-5 * exact.norm(), (
+            for moment, wanted, spec in zip(of_moments, exact, case.specs, strict=True):
+                best = (_values(_stored(wanted.float(), spec, case.device)) - wanted).norm()
+                error = (_values(moment) - wanted).norm()
+                assert error <= 1.01 * steps * best + 1e-5 * wanted.norm(), (
                     f"a moment is off by {error:.1e}"
                 )
 
     def same(self, a: Any, b: Any) -> bool:
-        pairs = zip(_leaves(a[:3]), _leaves(b[:3]), strict=True)
+        pairs = zip(_leaves([a[0], *a[1]]), _leaves([b[0], *b[1]]), strict=True)
         return all(same_bits(x, y) for x, y in pairs)
 
     def strided(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -148,7 +147,7 @@ def _leaves(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     ]
 
 
-def _rule(
+def _adam(
     param: Tensor, grad: Tensor, m: Tensor, v: Tensor, *, lr: float, betas: tuple[float, float],
     eps: float, weight_decay: float, step: int, decoupled: bool, maximize: bool, seed: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -166,5 +165,41 @@ def _rule(
     return p - lr * unbiased[0] / (unbiased[1].sqrt() + eps), m, v
 
 
+def _lion(
+    param: Tensor, grad: Tensor, m: Tensor, *, lr: float, betas: tuple[float, float], weight_decay: float,
+    maximize: bool, seed: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Parameter and moment after the step, in float64.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), algorithm 2.
+    """
+    p, g, old = param.double(), -grad.double() if maximize else grad.double(), _values(m)
+    moved = (betas[0] * old + (1 - betas[0]) * g).sign()
+    return p * (1 - lr * weight_decay) - lr * moved, betas[1] * old + (1 - betas[1]) * g
+
+
+class _Adam(_Step):
+    specs: Sequence[Any] = tuple(_pairs())
+    batches: Sequence[Any] = (
+        (((700,),), {"decoupled": True, "step": 1}),
+        (((1,), (256,), (257,), (0,), (3, 5, 70)), {"decoupled": False, "step": 7}),
+        (((40, 30), (255,)), {"decoupled": True, "maximize": True, "step": 100}),
+        (((600,),), {"decoupled": True, "step": 3, "seed": 5}),
+    )
+    options: ClassVar[Mapping[str, Any]] = {**_OPTIONS, "eps": _EPS}
+    rule = staticmethod(_adam)
+
+
+class _Lion(_Step):
+    specs: Sequence[Any] = tuple(dict.fromkeys((first,) for first, _ in _pairs()))
+    batches: Sequence[Any] = (
+        (((1,), (256,), (257,), (0,), (3, 5, 70)), {}),
+        (((40, 30), (255,)), {"maximize": True}),
+        (((600,),), {"seed": 5}),
+    )
+    options = _OPTIONS
+    rule = staticmethod(_lion)
+
+
 #: what `Op.trials` returns
-ADAM = _Adam()
+ADAM, LION = _Adam(), _Lion()

@@ -14,7 +14,7 @@ constexpr int kBlock = static_cast<int>(kStateBlock);
 struct Piece {
   void* p;
   const void* g;
-  const uint8_t *m_codes, *v_codes;
+  const uint8_t *m_codes, *v_codes;  // v: null where there is one moment alone
   float m_scale, v_scale;
   const uint32_t* noise;  // 16 bits for every parameter to be rounded with, or nullptr
 };

@@ -1,4 +1,4 @@
-#include "adam/adam.h"
+#include "optim/optim.h"
 
 #include <limits>
 
@@ -85,7 +85,7 @@ std::vector<uint8_t> encode(const Book& b, std::vector<float> numbers) {
     g.push_back(numbers[i]);
   }
   std::vector<uint8_t> m(g.size()), v(g.size()), codes;
-  ao::AdamTensor tensor{p.data(),      g.data(),       m.data(),
+  ao::StepTensor tensor{p.data(),      g.data(),       m.data(),
                         v.data(),      scales.data(),  scales2.data(),
                         static_cast<int64_t>(g.size()), 0};
   ao::adam_step(a, &tensor);
@@ -169,7 +169,7 @@ TEST_CASE("any number of threads makes the same step, tensors without elements a
     ao::Adam a = adam(b);
     a.beta1 = a.beta2 = 0.5f, a.rest1 = a.rest2 = 0.5f, a.decay = 0.9f, a.unbias = 1.5f, a.rate = 0.1f, a.eps = 1e-8f;
     std::vector<float> p, g;
-    std::vector<ao::AdamTensor> tensors;
+    std::vector<ao::StepTensor> tensors;
     const int64_t sizes[] = {0, 70001, 1, 0, 256, 40000, 0};
     int64_t total = 0, blocks = 0;
     for (int64_t size : sizes) total += size, blocks += (size + 255) / 256;
@@ -189,4 +189,38 @@ TEST_CASE("any number of threads makes the same step, tensors without elements a
     results.push_back(p);
   }
   for (const std::vector<float>& other : results) CHECK(other == results[0]);
+}
+
+TEST_CASE("Lion moves parameters by signs of blends, in float64 but for rounding, with any number of threads") {
+  const Book b = book(squares());
+  const int64_t size = 70001, blocks = (size + 255) / 256;
+  const std::vector<float> first = ao::test::normal(static_cast<size_t>(size), 1);
+  const std::vector<float> grads = ao::test::normal(static_cast<size_t>(size), 2);
+  std::vector<std::vector<float>> results;
+  for (int threads : {1, 3}) {
+    Threads pool(threads);
+    ao::Lion lion{};
+    REQUIRE(ao::make_state(b.values.data(), b.steps.data(), b.order.data(), 1, lion.m) == nullptr);
+    lion.size = 1, lion.beta1 = 0.75f, lion.rest1 = 0.25f, lion.beta2 = 0.5f, lion.rest2 = 0.5f;
+    lion.decay = 0.9f, lion.rate = 0.1f;
+    std::vector<float> p = first, scales(static_cast<size_t>(blocks), 0.5f);
+    std::vector<uint8_t> m(first.size());
+    for (size_t i = 0; i < m.size(); ++i) m[i] = static_cast<uint8_t>(i * 7 % 255);
+    const std::vector<uint8_t> old = m;
+    ao::StepTensor tensor{p.data(), grads.data(), m.data(), nullptr, scales.data(), nullptr, size, 0};
+    ao::lion_step(lion, &tensor);
+    for (size_t i = 0; i < m.size(); ++i) {
+      const double moment = 0.5 * b.values[old[i]], blend = 0.75 * moment + 0.25 * grads[i];
+      const double wanted = double(0.9f) * first[i] - double(0.1f) * ((blend > 0) - (blend < 0));
+      if (std::abs(blend) > 1e-6) REQUIRE(p[i] == doctest::Approx(wanted).epsilon(1e-6));
+      const double next = 0.5 * moment + 0.5 * grads[i], stored = double(b.values[m[i]]) * scales[i / 256];
+      // half a step of i |i| / 127^2, at the magnitude of the number
+      const double step = scales[i / 256] * (std::sqrt(std::abs(next) / scales[i / 256]) / 127 + 1.0 / 16129);
+      REQUIRE(std::abs(stored - next) <= 1.01 * step);
+    }
+    p.insert(p.end(), scales.begin(), scales.end());
+    p.insert(p.end(), m.begin(), m.end());
+    results.push_back(p);
+  }
+  CHECK(results[0] == results[1]);
 }

@@ -1,4 +1,4 @@
-"""The kernel of `adam_step`: one pass over all parameters, their gradients and 8-bit moments."""
+"""The kernels of `adam_step` and `lion_step`: one pass over all parameters, gradients and 8-bit moments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor
 
 from ao_core import DType, Kernel, QTensor, Spec
 from ao_core.ext import UnsupportedOp, registry
-from ao_kernels.adam import AdamCall, check_contiguous, count_change
+from ao_core.ext.numerics import quant_max_of
 from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
+from ao_kernels.optim import StepCall, check_contiguous, count_change
 
-__all__ = ["ADAM_KERNELS", "adam_step"]
+__all__ = ["OPTIM_KERNELS", "adam_step", "lion_step"]
 
 #: dtypes of parameters and gradients
 _ELEMENTS = (torch.float32, torch.bfloat16)
-#: elements that share a scale, in both moments
+#: elements that share a scale, in all moments
 _BLOCK = 256
 
 
@@ -60,7 +61,7 @@ def adam_step(
 
     Moments get the scales and codes that `quantize` gives for the new m and v, so a NaN makes all of
     its block of moments NaN; docs/cpu-kernels.md has the bounds of the errors. `seed`: see
-    csrc/cpu/adam/philox.h.
+    csrc/cpu/optim/philox.h.
 
     The op `ao_kernels::adam_step` can be traced by compilers; this function, which asks the format how
     it encodes, is called by itself.
@@ -70,18 +71,57 @@ def adam_step(
     """
     if not params:
         return
-    for name, moments in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)):
-        if reason := _unusable(moments):
-            raise UnsupportedOp(f"{name}: adam_step of ao-kernels {reason}")
+    m = _checked("adam_step", "exp_avgs", exp_avgs)
+    v = _checked("adam_step", "exp_avg_sqs", exp_avg_sqs)
     check_contiguous("adam_step of ao-kernels", params, grads)
-    m, v = (_state_of(registry.dtypes.get(of[0].spec.dtype)) for of in (exp_avgs, exp_avg_sqs))
-    assert isinstance(m, _State)  # `_unusable` has asked
-    assert isinstance(v, _State)
     torch.ops.ao_kernels.adam_step(
         params, grads, *_parts(exp_avgs), *_parts(exp_avg_sqs), *m, *v, lr, *betas, eps, weight_decay,
         step, decoupled, maximize, seed,
     )  # fmt: skip
     count_change(params)
+
+
+def lion_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[QTensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    maximize: bool,
+    seed: int | None,
+) -> None:
+    """One step of Lion in place: the op "lion_step" of ao-optim.
+
+    In float32 and with the new moment as it is before it is quantized::
+
+        g = -grad if maximize else grad
+        p = p * (1 - lr * weight_decay) - lr * sign(beta1 * m + (1 - beta1) * g)
+        m = beta2 * m + (1 - beta2) * g
+
+    As `adam_step` in all else.
+
+    Raises:
+        UnsupportedOp: a tensor is not of the kind that the kernel takes; nothing has changed.
+    """
+    if not params:
+        return
+    m = _checked("lion_step", "exp_avgs", exp_avgs)
+    check_contiguous("lion_step of ao-kernels", params, grads)
+    torch.ops.ao_kernels.lion_step(
+        params, grads, *_parts(exp_avgs), *m, lr, *betas, weight_decay, maximize, seed
+    )
+    count_change(params)
+
+
+def _checked(op: str, name: str, moments: Sequence[QTensor]) -> _State:
+    """What the op is told of the format of moments that it can have."""
+    if reason := _unusable(moments):
+        raise UnsupportedOp(f"{name}: {op} of ao-kernels {reason}")
+    state = _state_of(registry.dtypes.get(moments[0].spec.dtype))
+    assert isinstance(state, _State)  # `_unusable` has asked
+    return state
 
 
 def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -109,7 +149,7 @@ def _state_of(dtype: DType) -> _State | str:
     fmt = format_of(dtype)
     if isinstance(fmt, str):
         return fmt
-    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, dtype.quant_max)
+    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, quant_max_of(dtype, (_BLOCK,)))
     nothing: list[Tensor] = []
     try:
         torch.ops.ao_kernels.adam_step(
@@ -130,21 +170,20 @@ def _refuses_spec(spec: Spec) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _refuses(call: AdamCall) -> str | None:
+def _refuses(call: StepCall) -> str | None:
     if reason := unavailable():  # the library knows which formats it can have
         return reason
     for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
         if dtype not in _ELEMENTS:
             return f"takes {what} of float32 and bfloat16, not {dtype}"
-    return _refuses_spec(call.exp_avg) or _refuses_spec(call.exp_avg_sq)
+    return next(filter(None, map(_refuses_spec, call.specs)), None)
 
 
-def _describe(call: AdamCall) -> str:
+def _describe(call: StepCall) -> str:
     return f"{isa()}, all parameters in one pass"
 
 
-ADAM_KERNELS = (
-    Kernel(
-        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, unavailable, _refuses, _describe
-    ),
+OPTIM_KERNELS = tuple(
+    Kernel(f"cpu_{op}", op, "flat", "cpu", fn, 50, unavailable, _refuses, _describe)
+    for op, fn in (("adam_step", adam_step), ("lion_step", lion_step))
 )

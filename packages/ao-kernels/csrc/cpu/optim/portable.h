@@ -1,8 +1,11 @@
 // Blocks of moments in plain C++. Loops are written for the compiler to vectorize.
 #pragma once
-#include "numbers.h"
+#include "rows.h"
 
 namespace ao::AO_ISA::optim {
+
+// Blocks are prefetched so many blocks ahead; 0: that is left to the hardware.
+constexpr int kAhead = 2;
 
 // Codes of the numbers of a block / scale, none of which is NaN.
 static inline void look_up_codes(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
@@ -37,26 +40,20 @@ static inline void encode(const StateFormat& f, const Numbers& of, float scale, 
   all([](float x) { return ao::optim::e5m3_code(x); });
 }
 
-template <Element kType>
-static inline const float* load(const void* from, float* buffer) {
-  if constexpr (kType == Element::f32) return static_cast<const float*>(from);
-  const uint16_t* words = static_cast<const uint16_t*>(from);
-  for (int i = 0; i < kBlock; ++i) buffer[i] = as_float(static_cast<uint32_t>(words[i]) << 16);
-  return buffer;
-}
-
-template <Element kType>
-static inline void store(void* to, const float* from, const uint32_t* noise) {
-  if constexpr (kType == Element::f32) {
-    __builtin_memcpy(to, from, sizeof(float) * kBlock);
-  } else {
-    uint16_t* words = static_cast<uint16_t*>(to);
+static inline void decode_block(const StateFormat& f, const uint8_t* codes, float scale, float* out) {
+  // computing takes less time than looking up
+  if (f.coding == Coding::square) {
     for (int i = 0; i < kBlock; ++i) {
-      const uint32_t bits = bits_of(from[i]), magnitude = bits & 0x7fffffff;
-      const uint32_t nearest = 0x7fff + (bits >> 16 & 1);
-      const uint32_t carry = noise == nullptr ? nearest : magnitude < 0x7f800000 ? noise[i] : 0;
-      words[i] = static_cast<uint16_t>((magnitude > 0x7f800000 ? bits | 0x400000 : bits + carry) >> 16);
+      const float root = static_cast<float>(codes[i] - 127);
+      out[i] = root * __builtin_fabsf(root) * (1 / ao::optim::kSquares) * scale;
     }
+  } else if (f.coding == Coding::fourth) {
+    for (int i = 0; i < kBlock; ++i) {
+      const float square = static_cast<float>(codes[i] * codes[i]);
+      out[i] = square * square * (1 / ao::optim::kFourths) * scale;
+    }
+  } else {
+    for (int i = 0; i < kBlock; ++i) out[i] = f.values[codes[i]] * scale;
   }
 }
 
@@ -67,13 +64,13 @@ static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Nu
   const float decay = a.decay, l2 = a.l2, unbias = a.unbias, eps = a.eps, rate = a.rate;
   float wide_p[kBlock], wide_g[kBlock], g[kBlock], out[kBlock];
   float *m = new_m.values, *v = new_v.values;
-  const float *p = load<kType>(piece.p, wide_p), *grad = load<kType>(piece.g, wide_g);
+  const float *p = load_block<kType>(piece.p, wide_p), *grad = load_block<kType>(piece.g, wide_g);
   if (l2 != 0) {
     for (int i = 0; i < kBlock; ++i) g[i] = grad[i] + l2 * p[i];
     grad = g;
   }
-  for (int i = 0; i < kBlock; ++i) m[i] = a.m.values[piece.m_codes[i]] * piece.m_scale;
-  for (int i = 0; i < kBlock; ++i) v[i] = a.v.values[piece.v_codes[i]] * piece.v_scale;
+  decode_block(a.m, piece.m_codes, piece.m_scale, m);
+  decode_block(a.v, piece.v_codes, piece.v_scale, v);
   uint32_t m_greatest = 0, v_greatest = 0;
   for (int i = 0; i < kBlock; ++i) {
     const float new_m = beta1 * m[i] + rest1 * grad[i], new_v = beta2 * v[i] + rest2 * grad[i] * grad[i];
@@ -83,7 +80,7 @@ static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Nu
     v_greatest = v_size > v_greatest ? v_size : v_greatest;
     out[i] = decay * p[i] - rate * (new_m / (__builtin_sqrtf(new_v) * unbias + eps));
   }
-  store<kType>(piece.p, out, piece.noise);
+  store_block<kType>(piece.p, out, piece.noise);
   new_m.greatest = m_greatest, new_v.greatest = v_greatest;
   new_m.unit = new_v.unit = 1, new_m.is_split = new_v.is_split = false;
 }

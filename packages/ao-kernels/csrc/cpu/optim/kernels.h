@@ -1,4 +1,4 @@
-// A step of Adam with quantized moments: what an instruction set provides, and what it is told.
+// Steps of optimizers with quantized moments: what an instruction set provides, and what it is told.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 namespace ao {
 
-// Elements that share the scales of both moments.
+// Elements that share the scales of all moments.
 constexpr int64_t kStateBlock = 256;
 
 // How numbers become codes: by the tables of a StateFormat, or as rules.h has it.
@@ -40,32 +40,46 @@ struct StateFormat {
   float of_zeros; // the scale of a block of zeros: the least one where no code is 0
 };
 
-struct AdamTensor {
+struct StepTensor {
   void* p;
   const void* g;
-  uint8_t *m, *v;
+  uint8_t *m, *v;  // v: null where there is one moment alone
   float *m_scale, *v_scale;
   int64_t count;
   int64_t first;  // blocks of all tensors before it
 };
 
-struct Adam {
-  const AdamTensor* tensors;
+// What the step of any rule is told.
+struct OptimStep {
+  const StepTensor* tensors;
   int64_t size;
   Element type;  // of parameters and gradients
-  StateFormat m, v;
-  MomentFormat values;
-  float beta1, rest1, beta2, rest2;  // rest: 1 - beta; rest1 is negative to maximize
-  float decay;        // what parameters are multiplied by
-  float l2;           // what they are multiplied by before they are added to gradients; as rest1
-  float unbias;       // what the root of the second moment is multiplied by
-  float eps, rate;
+  StateFormat m;
+  float beta1, rest1, beta2, rest2;  // rest: 1 - beta; those that gradients meet alone are negative to maximize
+  float decay;                       // what parameters are multiplied by
+  float rate;
   bool stochastic;
   uint64_t seed;
 };
 
-struct AdamKernels {
-  void (*step)(const Adam&, int64_t begin, int64_t end);  // items: blocks
+struct Adam : OptimStep {
+  static constexpr bool kHasSecond = true;
+  StateFormat v;
+  MomentFormat values;
+  float l2;      // what parameters are multiplied by before they are added to gradients; as rest1
+  float unbias;  // what the root of the second moment is multiplied by
+  float eps;
+};
+
+// The sign of beta1 m + rest1 g is what a parameter moves by; m becomes beta2 m + rest2 g.
+struct Lion : OptimStep {
+  static constexpr bool kHasSecond = false;
+};
+
+struct OptimKernels {
+  // items: blocks
+  void (*adam)(const Adam&, int64_t begin, int64_t end);
+  void (*lion)(const Lion&, int64_t begin, int64_t end);
 };
 
 }  // namespace ao

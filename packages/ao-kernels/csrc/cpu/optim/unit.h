@@ -1,10 +1,11 @@
-// A step of Adam, block by block; included by the unit of an instruction set.
+// A step of an optimizer, block by block; included by the unit of an instruction set.
 #pragma once
 #if defined(__AVX512VBMI__)
 #include "avx512.h"
 #else
 #include "portable.h"
 #endif
+#include "lion.h"
 #include "philox.h"
 
 namespace ao::AO_ISA::optim {
@@ -48,25 +49,36 @@ static inline uint32_t greatest_of(const float* moment, int count) {
   return greatest;
 }
 
+static inline void prefetch(const void* from, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+}
+
 // New moments and parameters of a block of tensor number `number`.
-template <Element kType>
-static inline void advance_block(const Adam& a, const AdamTensor& t, int64_t number, int64_t block, Moments& out) {
+template <Element kType, class S>
+static inline void advance_block(const S& s, const StepTensor& t, int64_t number, int64_t block, Moments& out) {
   constexpr int kBytes = bytes_of(kType);
+  constexpr bool kTwo = S::kHasSecond;
   const int64_t from = block * kBlock;
   out.count = t.count - from < kBlock ? static_cast<int>(t.count - from) : kBlock;
-  out.m_codes = t.m + from, out.v_codes = t.v + from;
-  out.m_scale = t.m_scale + block, out.v_scale = t.v_scale + block;
+  out.m_codes = t.m + from, out.m_scale = t.m_scale + block;
+  if constexpr (kTwo) out.v_codes = t.v + from, out.v_scale = t.v_scale + block;
+  if (const int64_t next = from + kAhead * kBlock; kAhead > 0 && next + kBlock <= t.count) {
+    prefetch(static_cast<const char*>(t.p) + next * kBytes, kBlock * kBytes);
+    prefetch(static_cast<const char*>(t.g) + next * kBytes, kBlock * kBytes);
+    prefetch(t.m + next, kBlock);
+    if constexpr (kTwo) prefetch(t.v + next, kBlock);
+  }
   uint32_t noise[kBlock];
-  if (a.stochastic) random_bits(a.seed, static_cast<uint64_t>(number), static_cast<uint64_t>(from), noise);
+  if (s.stochastic) random_bits(s.seed, static_cast<uint64_t>(number), static_cast<uint64_t>(from), noise);
   Piece piece{static_cast<uint8_t*>(t.p) + from * kBytes,
               static_cast<const uint8_t*>(t.g) + from * kBytes,
               out.m_codes,
-              out.v_codes,
+              kTwo ? out.v_codes : nullptr,
               *out.m_scale,
-              *out.v_scale,
-              a.stochastic ? noise : nullptr};
+              kTwo ? *out.v_scale : 0,
+              s.stochastic ? noise : nullptr};
   if (out.count == kBlock) {
-    advance<kType>(a, piece, out.m, out.v);
+    advance<kType>(s, piece, out.m, out.v);
     return;
   }
   // a shorter one is worked on in a copy
@@ -76,44 +88,49 @@ static inline void advance_block(const Adam& a, const AdamTensor& t, int64_t num
   __builtin_memcpy(p, piece.p, bytes);
   __builtin_memcpy(g, piece.g, bytes);
   __builtin_memcpy(m_codes, piece.m_codes, codes);
-  __builtin_memcpy(v_codes, piece.v_codes, codes);
-  piece.p = p, piece.g = g, piece.m_codes = m_codes, piece.v_codes = v_codes;
-  advance<kType>(a, piece, out.m, out.v);
-  out.m.greatest = greatest_of(out.m.values, out.count), out.v.greatest = greatest_of(out.v.values, out.count);
+  piece.p = p, piece.g = g, piece.m_codes = m_codes;
+  if constexpr (kTwo) {
+    __builtin_memcpy(v_codes, piece.v_codes, codes);
+    piece.v_codes = v_codes;
+  }
+  advance<kType>(s, piece, out.m, out.v);
+  out.m.greatest = greatest_of(out.m.values, out.count);
+  if constexpr (kTwo) out.v.greatest = greatest_of(out.v.values, out.count);
   __builtin_memcpy(to, p, bytes);
 }
 
-static inline void step_blocks(const Adam& a, int64_t begin, int64_t end) {
-  int64_t low = 0, high = a.size;  // the last tensor that does not begin beyond the first block
+template <class S>
+static inline void step_blocks(const S& s, int64_t begin, int64_t end) {
+  int64_t low = 0, high = s.size;  // the last tensor that does not begin beyond the first block
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (a.tensors[middle].first <= begin ? low : high) = middle;
+    (s.tensors[middle].first <= begin ? low : high) = middle;
   }
   Moments moments[kTogether];
   while (begin < end) {
     int count = 0;
     for (; count < kTogether && begin < end; ++count, ++begin) {
-      while (begin >= a.tensors[low].first + (a.tensors[low].count + kBlock - 1) / kBlock) ++low;
-      const AdamTensor& t = a.tensors[low];
-      if (a.type == Element::f32) {
-        advance_block<Element::f32>(a, t, low, begin - t.first, moments[count]);
+      while (begin >= s.tensors[low].first + (s.tensors[low].count + kBlock - 1) / kBlock) ++low;
+      const StepTensor& t = s.tensors[low];
+      if (s.type == Element::f32) {
+        advance_block<Element::f32>(s, t, low, begin - t.first, moments[count]);
       } else {
-        advance_block<Element::bf16>(a, t, low, begin - t.first, moments[count]);
+        advance_block<Element::bf16>(s, t, low, begin - t.first, moments[count]);
       }
     }
     for (int i = 0; i < count; ++i) {
       const Moments& of = moments[i];
-      *of.m_scale = scale_of(a.m, of.m);
-      *of.v_scale = scale_of(a.v, of.v);
+      *of.m_scale = scale_of(s.m, of.m);
+      if constexpr (S::kHasSecond) *of.v_scale = scale_of(s.v, of.v);
     }
     for (int i = 0; i < count; ++i) {
       Moments& of = moments[i];
-      store_codes(a.m, of.m, *of.m_scale, of.count, of.m_codes);
-      store_codes(a.v, of.v, *of.v_scale, of.count, of.v_codes);
+      store_codes(s.m, of.m, *of.m_scale, of.count, of.m_codes);
+      if constexpr (S::kHasSecond) store_codes(s.v, of.v, *of.v_scale, of.count, of.v_codes);
     }
   }
 }
 
-constexpr AdamKernels kAdamKernels = {.step = step_blocks};
+constexpr OptimKernels kOptimKernels = {.adam = step_blocks<Adam>, .lion = step_blocks<Lion>};
 
 }  // namespace ao::AO_ISA::optim

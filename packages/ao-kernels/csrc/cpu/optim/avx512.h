@@ -6,6 +6,9 @@
 
 namespace ao::AO_ISA::optim {
 
+// Blocks are prefetched so many blocks ahead; 0: that is left to the hardware.
+constexpr int kAhead = 0;
+
 // kFirst, kFirst + 2, ...: which elements of two vectors are kept.
 template <class T>
 struct Indices {
@@ -81,6 +84,15 @@ static inline void decode(const StateFormat& f, const uint8_t* codes, __m512 out
 template <MomentFormat kValues, bool kM>
 static inline float unit_of() {
   return kValues != MomentFormat::companded ? 1.0f : 1.0f / (kM ? ao::optim::kSquares : ao::optim::kFourths);
+}
+
+static inline void decode_block(const StateFormat& f, const uint8_t* codes, float scale, float* out) {
+  const __m512 by = _mm512_set1_ps(scale);
+  for (int i = 0; i < kBlock; i += 64) {
+    __m512 values[4];
+    look_up_floats(f.value_bytes, _mm512_loadu_si512(codes + i), values);
+    for (int j = 0; j < 4; ++j) _mm512_storeu_ps(out + i + 16 * j, _mm512_mul_ps(values[j], by));
+  }
 }
 
 // Cells of 32 numbers, from two vectors of them.

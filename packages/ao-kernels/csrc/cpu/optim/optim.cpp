@@ -1,4 +1,4 @@
-#include "adam.h"
+#include "optim.h"
 
 #include <algorithm>
 #include <bit>
@@ -83,6 +83,18 @@ Coding coding_of(const StateFormat& f, const int32_t* steps) {
   return follows(f, steps, 1.875f, optim::e5m3_code) ? Coding::e5m3 : Coding::table;
 }
 
+// Fills in `first` of every tensor and makes the step.
+template <class S>
+void by_blocks(S& step, StepTensor* tensors, void (*kernel)(const S&, int64_t, int64_t)) {
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < step.size; ++i) {
+    tensors[i].first = blocks;
+    blocks += (tensors[i].count + kStateBlock - 1) / kStateBlock;
+  }
+  step.tensors = tensors;
+  parallel_for(0, blocks, kGrain, [&](int64_t begin, int64_t end) { kernel(step, begin, end); });
+}
+
 }  // namespace
 
 const char* make_state(const float* values, const int32_t* steps, const uint8_t* order, float reach,
@@ -144,18 +156,14 @@ const char* make_state(const float* values, const int32_t* steps, const uint8_t*
   return nullptr;
 }
 
-void adam_step(Adam& adam, AdamTensor* tensors) {
-  int64_t blocks = 0;
-  for (int64_t i = 0; i < adam.size; ++i) {
-    tensors[i].first = blocks;
-    blocks += (tensors[i].count + kStateBlock - 1) / kStateBlock;
-  }
-  adam.tensors = tensors;
+void adam_step(Adam& adam, StepTensor* tensors) {
   const bool is_companded = adam.m.coding == Coding::square && adam.v.coding == Coding::fourth;
   adam.values = is_companded                            ? MomentFormat::companded
                 : adam.m.is_short && adam.v.is_short ? MomentFormat::halves
                                                         : MomentFormat::any;
-  parallel_for(0, blocks, kGrain, [&](int64_t begin, int64_t end) { isa().adam.step(adam, begin, end); });
+  by_blocks(adam, tensors, isa().optim.adam);
 }
+
+void lion_step(Lion& lion, StepTensor* tensors) { by_blocks(lion, tensors, isa().optim.lion); }
 
 }  // namespace ao

@@ -1,4 +1,4 @@
-"""What the kernels of `adam_step` share, whatever they are written in."""
+"""What the kernels of `adam_step` and `lion_step` share, whatever they are written in."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from torch import Tensor
 from ao_core import Spec
 from ao_core.ext import UnsupportedOp
 
-__all__ = ["AdamCall", "check_contiguous", "count_change"]
+__all__ = ["StepCall", "check_contiguous", "count_change"]
 
 
-class AdamCall(Protocol):
-    """What the kernels look at of a call of `adam_step`, an op of ao-optim, which need not be installed."""
-
-    @property
-    def exp_avg(self) -> Spec:
-        """Format of the first moments."""
+class StepCall(Protocol):
+    """What the kernels look at of a call of an op of ao-optim, which need not be installed."""
 
     @property
-    def exp_avg_sq(self) -> Spec:
-        """Format of the second moments."""
+    def specs(self) -> tuple[Spec, ...]:
+        """The format of each moment."""
 
     @property
     def param_dtype(self) -> torch.dtype:
