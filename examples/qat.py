@@ -82,7 +82,7 @@ PLANS = {
         batch=2,
         context=512,
     ),
-    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 3e-4, 500),
+    "8da4w g32": _plan(Int8DynamicActivationInt4WeightConfig(32), 1.5e-4, 700),
     "int2 g64, SEQ": Plan(
         UIntxWeightOnlyConfig(2, 64, zero_point="float"),
         QATConfig(UIntxWeightOnlyConfig(2, 64, zero_point="float"), scales="stretched"),
