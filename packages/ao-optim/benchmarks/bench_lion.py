@@ -1,4 +1,4 @@
-"""Seconds of a step of Lion on the CPU: 8-bit moments beside foreach operations; torch has no Lion."""
+"""Seconds of a step of Lion on the CPU: 8-bit moments next to foreach operations; torch has no Lion."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ao_core import ComputeWeight, Spec
 from ao_core.compute import fake_quantized
 from ao_core.compute.extras import fit_extras
+from ao_core.compute.linear import cast_matmul
 from ao_core.spec import ROW
 from ao_core.tensor import quantize_tensor, repack
 from ao_core.testing.base import gaussian
@@ -116,6 +117,25 @@ def test_autocast_rounds_in_the_dtype_of_the_weight() -> None:
     torch.testing.assert_close(out.float(), dense, rtol=2e-2, atol=2e-2)
     out.float().sum().backward()
     assert layer.weight_scale.grad.dtype == torch.float32
+
+
+def test_backward_casts_the_logical_values_once() -> None:
+    """Gradients in bfloat16 do not round the weight before the cast of their matmul does."""
+    weight, x = gaussian((33, 64), seed=1), gaussian((4, 64), seed=3).requires_grad_()
+    cast = Spec("f8e4m3", ROW, act=Spec("f8e4m3", ROW))
+    layer = nn.Linear(64, 33, bias=False)
+    matmuls = fake_quantized(Spec("int8", ROW), "learned_scale")._replace(grad_input=cast)
+    layer.weight = nn.Parameter(ComputeWeight(weight, *matmuls))
+    fit_extras([(layer, "weight")])
+    by = gaussian((4, 33), seed=4).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    out.backward(by)
+    values = quantize_tensor(weight, Spec("int8", ROW)).dequantize().t().contiguous()
+    expected = cast_matmul("mm", cast, by, values)
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected.float())
+    assert not torch.equal(cast_matmul("mm", cast, by, values.bfloat16()), expected)
 
 
 def test_a_scale_at_zero_divides_by_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What the kernels of `adam_step` and `lion_step` share, whatever they are written in."""
+"""What the kernels of `adam_step` and `lion_step` share, in C++ and in Triton."""
 
 from __future__ import annotations
 

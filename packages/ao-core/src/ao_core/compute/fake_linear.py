@@ -106,8 +106,10 @@ class _Matmul(torch.autograd.Function):
         grad_input = grad_weight = grad_bias = None
         if of_input:
             spec = ctx.matmuls.grad_input
-            dense = _dense(weight, grad.dtype)
-            grad_MK = grad_MN @ dense if spec is None else _cast(grad_MN, dense.t(), spec)
+            if spec is None:
+                grad_MK = grad_MN @ _dense(weight, grad.dtype)
+            else:  # rounded once, from the logical dtype
+                grad_MK = _cast(grad_MN, _dense(weight, weight.dtype).t(), spec)
             grad_input = grad_MK.reshape(input.shape)
         if of_weight:
             spec = ctx.matmuls.grad_weight

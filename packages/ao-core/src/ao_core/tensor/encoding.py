@@ -54,7 +54,7 @@ def encode_parts(
         x: (..., K) in any floating-point dtype, finite.
         spec: a format without input steps.
         scale: one per block, in the shape of `choose_qparams`; None: they are chosen.
-        zero_point: one per block, beside `scale`.
+        zero_point: one per block, given together with `scale`.
         choose: (values, format) -> scale and zero point, in place of the largest magnitude.
 
     Raises:
@@ -194,7 +194,7 @@ def fake_quantize(
         x: floating-point values (..., K).
         spec: the format; its layout does not matter.
         scale: one per block, in the shape of `choose_qparams`.
-        zero_point: likewise, beside `scale`, for formats that have one.
+        zero_point: likewise, given together with `scale`, for formats that have one.
     """
     plain = spec.in_layout("plain")
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):
