@@ -43,13 +43,11 @@ static Functions functions() {
   constexpr int kBits = Source::kCodeBits;
   constexpr bool decodes = kMode == Mode::int8 && Source::kCodes == Kind::integer && (kBits == 8 || kBits == 4);
   Fold folding = nullptr;
-#if AO_HAS_PAIRS
-  if constexpr (kMode == Mode::pairs) folding = fold<Source>;
-#endif
+  if constexpr (kMode == Mode::f32 || kMode == Mode::pairs) folding = fold<kMode, Source>;
   return {{multiply_any<kMode, Source, 1, 1>, multiply_any<kMode, Source, 2, 1>,
            multiply_any<kMode, Source, 3, 1>, multiply_any<kMode, Source, 4, 1>},
           decodes ? panel_product<kMode, Source> : nullptr,
-          panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
+          panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall, Source::kFew>>,
           unpack<kMode, Source>,
           folding,
           Source::kTileBytes,
@@ -60,8 +58,9 @@ static Functions functions() {
 // -- all of it --------------------------------------------------------------------------------------------
 
 // Bytes of a panel, which stays in a cache while all rows are multiplied by it. Where two of its vectors serve 14
-// products, L2 brings them in time, and a longer panel leaves less to begin and to end.
-constexpr int64_t kPanelBytes = kRegisters == 1 ? 192 << 10 : 24 << 10;
+// products, L2 brings them in time, and a longer panel leaves less to begin and to end; elsewhere it is to leave the
+// activations room in L1.
+constexpr int64_t kPanelBytes = kRegisters == 1 ? 192 << 10 : 8 << 10;
 
 static int64_t panel_tiles(const Linear& t, int panel_tile_bytes) {
   int64_t longest = 1;
@@ -80,15 +79,15 @@ static const uint8_t* x_of(const Linear& t, int64_t row, int64_t rows, int64_t t
   return t.x_packed + (row * t.tiles + tile * rows) * 16 * bytes_of(t.mode);
 }
 
-#if AO_HAS_PAIRS
-// Rounding costs about 12 cycles for 64 codes, as much as it saves with so many rows and tiles of a step.
+// Scales cost about 4 cycles for 64 codes, and to round what they make 8 more: as much as is saved with so many rows
+// and tiles of a step.
 static bool pays_to_fold(const Linear& t) {
-  if (t.kind == Kind::table) return true;  // rounded once, as `dequantize` does
-  if (t.type != Element::bf16 || (t.groups == 1 && t.zero_type == Zero::none)) return false;
+  const bool rounds = t.mode == Mode::pairs;
+  if (rounds && t.kind == Kind::table) return true;  // rounded once, as `dequantize` does
+  if ((rounds && t.type != Element::bf16) || (t.groups == 1 && t.zero_type == Zero::none)) return false;
   const int64_t saved = t.zero_type == Zero::none ? 1 : 2;
-  return t.rows * saved * t.step_count >= 48 * t.tiles;
+  return t.rows * saved * t.step_count >= (rounds ? 48 : 16) * t.tiles;
 }
-#endif
 
 template <Mode kMode>
 static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
@@ -103,10 +102,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
   float* zero_terms = scales + kPanelBlocks * scale_stride;
   float* totals = zero_terms + kPanelBlocks * scale_stride;
   uint8_t* panel = reinterpret_cast<uint8_t*>(totals + t.m * kPanelBlocks * 16);
-  bool folded = false;
-#if AO_HAS_PAIRS
-  folded = f.fold && !stream && pays_to_fold(t);
-#endif
+  const bool folded = f.fold && !stream && pays_to_fold(t);
   alignas(64) float ones[16];
   store(ones, splat(1.0f));
   const bool sums_init = kMode == Mode::int8 && t.zero_type == Zero::none;
@@ -277,6 +273,8 @@ static const LinearKernels kLinearKernels = {
     .row_blocks = 1,
 #endif
     .stream_rows = kStreamRows,
+    .chunk_rows = kRegisters == 1 ? 560 : 192,
+    .float_step = kRegisters == 1 ? 32 : 8,
     .scratch = scratch_bytes,
     .pack = pack_any,
     .table_limbs = AO_HAS_BYTE_TABLES != 0,

@@ -108,6 +108,8 @@ struct LinearKernels {
   int32_t panel_blocks;  // blocks of 16 of N that are computed together
   int32_t row_blocks;    // the same for a single row of activations
   int32_t stream_rows;   // up to so many rows, weights are decoded in registers
+  int32_t chunk_rows;    // that are multiplied by a panel at a time
+  int32_t float_step;    // Mode::f32: tiles of a step, at most
   // bytes of scratch that `run_blocks` needs
   int64_t (*scratch)(const Linear&);
   // packs the rows of blocks [begin, end)

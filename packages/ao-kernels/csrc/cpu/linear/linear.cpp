@@ -18,8 +18,8 @@ namespace {
 // A scale is applied after at most so many tiles: 512 columns of bytes fit L1, and sums of
 // products of bytes cannot overflow.
 constexpr int64_t kStepTiles = 32;
-// Rows that are multiplied by a panel at a time, and bytes of their activations, which the last-level cache holds.
-constexpr int64_t kChunkRows = 560, kChunkBytes = 8 << 20;
+// Bytes of activations that are multiplied by a panel at a time, which the last-level cache holds.
+constexpr int64_t kChunkBytes = 8 << 20;
 // Bytes of activations that are packed at a time, or two chunks.
 constexpr int64_t kWaveBytes = 16 << 20;
 // Multiplications below which a second thread costs more than it saves.
@@ -110,7 +110,15 @@ bool has_words(Linear& t, const LinearKernels& kernels) {
   return t.table_unit != 0;
 }
 
-std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
+// Tiles of a step, at most.
+int64_t step_tiles_of(const Linear& t, const LinearKernels& kernels) {
+  if (in_limbs(t) || t.mode == Mode::words) return kLimbTiles;
+  if (t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1)) return t.tiles;
+  return t.mode == Mode::f32 ? kernels.float_step : kStepTiles;
+}
+
+std::vector<Step> steps_of(const Linear& t, const LinearKernels& kernels) {
+  const int64_t step_tiles = step_tiles_of(t, kernels);
   std::vector<Step> steps;
   steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
   int64_t shared = 0;  // tiles of words, up to here, that share a unit
@@ -245,7 +253,7 @@ void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Ro
 void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
   const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
   const int64_t bytes = t.m * t.tiles * 16 * bytes_of(t.mode);
-  const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
+  const int64_t fitting = std::max((t.m - 1) / kernels.chunk_rows, (bytes - 1) / kChunkBytes) + 1;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
   // and no more of them packed at a time than keep all threads busy, or take too much memory
@@ -263,8 +271,7 @@ void run_alone(Linear t, const LinearKernels& kernels, std::vector<int64_t>& row
   t.m = t.rows = 1;
   const int64_t blocks = (t.n + 15) / 16, count = static_cast<int64_t>(rows.size());
   const int64_t threads = t.n * t.k <= kSerialWork / count ? 1 : num_threads();
-  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, in_limbs(t) ? kLimbTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, kernels);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   std::vector<Linear> each;
   std::vector<int64_t> refused;
@@ -315,8 +322,7 @@ void run_rows_alone(const Linear& t, const LinearKernels& kernels) {
 
 // False where activations cannot be taken apart into limbs.
 bool run(Linear t, const LinearKernels& kernels) {
-  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, in_limbs(t) || t.mode == Mode::words ? kLimbTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, kernels);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();

@@ -25,15 +25,14 @@ static void unpack(const uint8_t* tile, int64_t count, uint8_t* panel, const voi
   }
 }
 
-// The same with scales and zero points fused into the weights, rounded to bfloat16: the panel is what `dequantize`
+// The same with scales and zero points fused into the weights, in bfloat16 rounded: the panel is what `dequantize`
 // gives, and the matmul applies no scales.
 using Fold = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table, F scale, F zero_term);
 
-#if AO_HAS_PAIRS
-template <class Source>
+template <Mode kMode, class Source>
 static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_, F scale, F zero_term) {
   const auto& table = *static_cast<const typename Source::Table*>(table_);
-  for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes, panel += 512) {
+  for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes) {
     F w[4][4];
     table.template floats<0>(tile, w[0]);
     table.template floats<1>(tile, w[1]);
@@ -43,11 +42,19 @@ static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void*
     for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) w[i][v] = fma(w[i][v], scale, zero_term);
-      store_weight(panel + i * 128, pair_rounded(w[i][0], w[i][1]));
-      store_weight(panel + i * 128 + 64, pair_rounded(w[i][2], w[i][3]));
+      if constexpr (kMode == Mode::f32) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v, panel += 64) store_weight(panel, w[i][v]);
+      }
+#if AO_HAS_PAIRS
+      if constexpr (kMode == Mode::pairs) {
+        store_weight(panel, pair_rounded(w[i][0], w[i][1]));
+        store_weight(panel + 64, pair_rounded(w[i][2], w[i][3]));
+        panel += 128;
+      }
+#endif
     }
   }
 }
-#endif
 
 }  // namespace ao::AO_ISA

@@ -4,6 +4,11 @@
 
 namespace ao::AO_ISA {
 
+template <int kNumber>
+struct Constant {
+  static constexpr int value = kNumber;
+};
+
 // -- arithmetic of each mode: what one row of activations and 64 codes make -----------------------------
 
 // kVectors: of weights, that 64 codes make; kBytes: of activations, that meet one of them.
@@ -72,9 +77,13 @@ struct Arithmetic<Mode::pairs> {
 
 // -- where weights come from ----------------------------------------------------------------------------
 
+// `kStored`: vectors as they are in memory, so that each is read where it is multiplied. `kFew`: bytes whose products,
+// eight of them added up, fit 16 bits with a sign.
+
 // Codes, decoded on the way.
 template <Mode kMode, int kBits, Kind kKind>
 struct Coded {
+  static constexpr bool kStored = false, kFew = false;
   static constexpr int kCodeBits = kBits;
   static constexpr Kind kCodes = kKind;
   static constexpr int kTileBytes = 32 * kBits;
@@ -94,6 +103,7 @@ struct Coded {
 };
 template <int kBits, Kind kKind>
 struct Coded<Mode::int8, kBits, kKind> {
+  static constexpr bool kStored = false, kFew = kKind == Kind::integer && kBits <= 5;
   static constexpr int kCodeBits = kBits;
   static constexpr Kind kCodes = kKind;
   static constexpr int kTileBytes = 32 * kBits;
@@ -123,6 +133,7 @@ struct WordDecoder {
 };
 template <int kBits, Kind kKind>
 struct Coded<Mode::words, kBits, kKind> {
+  static constexpr bool kStored = false, kFew = false;
   static constexpr int kCodeBits = kBits;
   static constexpr Kind kCodes = kKind;
   static constexpr int kTileBytes = 32 * kBits;
@@ -137,19 +148,13 @@ struct Coded<Mode::words, kBits, kKind> {
 #endif
 
 // A panel of vectors that were decoded before. `kSmall`: bytes are below 128.
-template <Mode kMode, bool kSmallBytes = true>
+template <Mode kMode, bool kSmallBytes = true, bool kFewBits = false>
 struct Panel {
+  static constexpr bool kStored = true, kFew = kFewBits;
   struct Table {};
-  using Weight = typename Arithmetic<kMode>::Weight;
-  static constexpr int kVectors = Arithmetic<kMode>::kVectors;
-  static constexpr int kTileBytes = 4 * kVectors * 64;
+  static constexpr int kTileBytes = 4 * Arithmetic<kMode>::kVectors * 64;
   static constexpr bool kSmall = kSmallBytes;
   static constexpr int kParts = 1;
-  template <int i>
-  AO_INLINE void get(const Table&, const uint8_t* tile, Weight* out) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) load_weight(out[v], tile + (i * kVectors + v) * 64);
-  }
 };
 
 // -- the loop ---------------------------------------------------------------------------------------------
@@ -183,10 +188,16 @@ AO_INLINE void quad(const Part& p, const typename Source::Table& table, const ui
   using A = Arithmetic<kMode>;
   constexpr int kVectors = Source::kParts * A::kVectors;
   typename A::Weight w[kNBlocks][kVectors];
+  if constexpr (!Source::kStored) {
 #pragma GCC unroll 4
-  for (int c = 0; c < kNBlocks; ++c) Source::template get<i>(table, tile + c * p.stride, w[c]);
+    for (int c = 0; c < kNBlocks; ++c) Source::template get<i>(table, tile + c * p.stride, w[c]);
+  }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
+    if constexpr (Source::kStored) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kNBlocks; ++c) load_weight(w[c][v], tile + c * p.stride + (i * kVectors + v) * 64);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto all = A::spread(x + ((r * 4 + i) * A::kVectors + v % A::kVectors) * A::kBytes);
@@ -198,6 +209,39 @@ AO_INLINE void quad(const Part& p, const typename Source::Table& table, const ui
     }
   }
 }
+
+#if AO_HAS_WORD_SUMS
+// A tile of bytes of few bits, whose products are added up as words: half as many operations.
+template <class Source, int kRows, int kNBlocks>
+AO_INLINE void tile_of_words(const Part& p, const typename Source::Table& table, const uint8_t* tile, const uint8_t* x,
+                             I (&sums)[kRows][kNBlocks]) {
+  I words[kRows][kNBlocks];
+  const auto add_quad = [&]<int i>(Constant<i>) __attribute__((always_inline)) {
+    Q w[kNBlocks];
+#pragma GCC unroll 4
+    for (int c = 0; c < kNBlocks; ++c) {
+      if constexpr (Source::kStored) load_weight(w[c], tile + c * p.stride + i * 64);
+      if constexpr (!Source::kStored) Source::template get<i>(table, tile + c * p.stride, &w[c]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Q all = splat_dword(x + (r * 4 + i) * 4);
+#pragma GCC unroll 4
+      for (int c = 0; c < kNBlocks; ++c) {
+        const I products = multiply_bytes(w[c], all);
+        words[r][c] = i == 0 ? products : add_words(words[r][c], products);
+        hold(words[r][c]);  // gcc would add in another order, with more sums than registers
+      }
+    }
+  };
+  add_quad(Constant<0>{}), add_quad(Constant<1>{}), add_quad(Constant<2>{}), add_quad(Constant<3>{});
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kNBlocks; ++c) sums[r][c] = add_pairs(sums[r][c], words[r][c]);
+  }
+}
+#endif
 
 template <Mode kMode, class Source, int kRows, int kNBlocks>
 static void multiply(const Part& p, const typename Source::Table& table) {
@@ -238,10 +282,15 @@ static void multiply(const Part& p, const typename Source::Table& table) {
           __builtin_prefetch(prefetch + p.prefetch_stride, 0, 2);
         }
       }
-      quad<kMode, Source, kRows, kNBlocks, kChains, 0>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kNBlocks, kChains, 1>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kNBlocks, kChains, 2>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kNBlocks, kChains, 3>(p, table, tile, x, sums);
+#if AO_HAS_WORD_SUMS
+      if constexpr (Source::kFew) tile_of_words<Source, kRows, kNBlocks>(p, table, tile, x, sums[0]);
+#endif
+      if constexpr (!(AO_HAS_WORD_SUMS && Source::kFew)) {
+        quad<kMode, Source, kRows, kNBlocks, kChains, 0>(p, table, tile, x, sums);
+        quad<kMode, Source, kRows, kNBlocks, kChains, 1>(p, table, tile, x, sums);
+        quad<kMode, Source, kRows, kNBlocks, kChains, 2>(p, table, tile, x, sums);
+        quad<kMode, Source, kRows, kNBlocks, kChains, 3>(p, table, tile, x, sums);
+      }
       tile += Source::kTileBytes;
       x += kRows * 4 * A::kVectors * A::kBytes;
     }

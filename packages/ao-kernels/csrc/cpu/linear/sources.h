@@ -4,11 +4,6 @@
 
 namespace ao::AO_ISA {
 
-template <int kNumber>
-struct Constant {
-  static constexpr int value = kNumber;
-};
-
 // f(Constant<bits>) for a number of bits that is known when it runs only.
 template <int kBits = 1, class Function>
 AO_INLINE auto for_bits(int bits, const Function& f) {

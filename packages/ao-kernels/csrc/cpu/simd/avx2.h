@@ -21,6 +21,7 @@ using Q = I;  // 16 quads of bytes
 #define AO_HAS_PAIRS 0
 #define AO_HAS_WORDS 0
 #define AO_HAS_QUARTERS 0
+#define AO_HAS_WORD_SUMS 1  // products of bytes are words, and their sums take a step of their own
 #define AO_HAS_CODE_WORDS 1  // codes of a token are multiplied in registers as words
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
@@ -111,8 +112,13 @@ AO_INLINE void store_vector(void* p, I v) {
 }
 AO_INLINE void store_weight(uint8_t* p, I w) { store_vector(p, w); }
 AO_INLINE void store_weight(uint8_t* p, F w) { store_vector(p, bits_of(w)); }
-AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_vector(p); }
-AO_INLINE void load_weight(F& w, const uint8_t* p) { w = as_float(load_vector(p)); }
+// Into registers at this point: gcc would read a weight from memory again for every row.
+template <class V>
+AO_INLINE void hold(V& v) {
+  asm volatile("" : "+x"(v.a), "+x"(v.b));
+}
+AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_vector(p), hold(w); }
+AO_INLINE void load_weight(F& w, const uint8_t* p) { w = as_float(load_vector(p)), hold(w); }
 AO_INLINE I load_bytes(const uint8_t* p) {
   const __m128i bytes = load_half(p);
   return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
@@ -194,12 +200,17 @@ AO_INLINE I splat_dword(const void* p) {
 AO_INLINE I dot_words(I acc, I x, I y) {
   return add(acc, {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)});
 }
+AO_INLINE I multiply_bytes(Q w, Q x) { return {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}; }
+AO_INLINE I add_words(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
+AO_INLINE I add_pairs(I acc, I words) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return dot_words(acc, words, {one, one});
+}
 // `kSmall`: w < 128, so that sums of two products fit 16 bits.
 template <bool kSmall>
 AO_INLINE I dot_quads(I acc, Q w, Q x) {
   if constexpr (kSmall) {
-    const __m256i one = _mm256_set1_epi16(1);
-    return dot_words(acc, {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}, {one, one});
+    return add_pairs(acc, multiply_bytes(w, x));
   } else {
     const I even = and_(w, splat_int(0x00ff00ff));
     const I odd{_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)};

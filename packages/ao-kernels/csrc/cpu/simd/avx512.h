@@ -21,6 +21,7 @@ using Q = __m512i;  // 16 quads of bytes
 #define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_CODE_WORDS 0
 #define AO_HAS_QUARTERS 1  // codes of several tokens are multiplied in registers: there are enough of these
+#define AO_HAS_WORD_SUMS 0
 constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed
 constexpr int kRegisters = 1;      // that a vector takes
 constexpr int kPanelRows = 7;  // rows of activations x 2 blocks of columns fill the registers

@@ -5,6 +5,7 @@
 #define AO_HAS_PAIRS 0
 #define AO_HAS_WORDS 0
 #define AO_HAS_QUARTERS 0
+#define AO_HAS_WORD_SUMS 0
 #define AO_HAS_CODE_WORDS 0
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
