@@ -19,6 +19,10 @@ class TestScaleSums(KernelSuite):
     kernel = "cpu_scale_sums"
 
 
+class TestSearchScales(KernelSuite):
+    kernel = "cpu_search_scales"
+
+
 class TestLearnedGradients(KernelSuite):
     kernel = "cpu_learned_gradients"
 

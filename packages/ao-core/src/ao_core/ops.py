@@ -11,6 +11,7 @@ from typing import Any
 
 from ao_core.invariant import DenseCall, dense_linear
 from ao_core.records import Call, Op
+from ao_core.scales import search
 from ao_core.steps import ROW_STEPS, STEP_KINDS
 from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.blocks import BlockCall
@@ -321,6 +322,24 @@ _SCALE_SUMS = Op(
     is_conversion=True,
 )
 
+_SEARCH_SCALES = Op(
+    "search_scales",
+    Call,
+    search.search_scales,
+    """Scales and zero points of least measure among many, of each row: `mse`, `hqq`, searches by importance.
+
+    x is (B, E); scale, as stored but in float32, and zero_point, in the domain of codes, are (B, 1), where
+    the search starts; importance is (B, E) in float32, and unit (B, 1), powers of two that x and its scales
+    have been divided by. A `SearchPlan` says what is tried: of each row the ends of the best range so far,
+    times factors, rounded to what `spec` stores, then fits of least squares. The results are (B, 1): scales
+    and zero points, or None, of the least measure, see `ao_core.scales.rows.measured`, among those whose
+    squared error is not above that of the start, and whether both are less without doubt (bool). Near a tie a
+    kernel may find another one.
+    """,
+    _trials("kernel_search", "SEARCH_SCALES"),
+    is_conversion=True,
+)
+
 _LEARNED_GRADIENTS = Op(
     "learned_gradients",
     Call,
@@ -362,5 +381,6 @@ BUILTIN_OPS = (
     _FAKE_QUANTIZE,
     _ERROR_SUMS,
     _SCALE_SUMS,
+    _SEARCH_SCALES,
     _LEARNED_GRADIENTS,
 )

@@ -16,6 +16,7 @@ from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.optim import OPTIM_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
+from ao_kernels.cpu.search import SEARCH_KERNELS
 from ao_kernels.cpu.sums import SUMS_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tile_mask import MASK_KERNELS
@@ -65,6 +66,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
         *SUMS_KERNELS,
+        *SEARCH_KERNELS,
         *CPU_BLOCK_KERNELS,
         *CPU_TRELLIS_KERNELS,
         *DECODER_KERNELS,

@@ -115,7 +115,90 @@ void compare_learned(int bits, bool whole, int64_t columns, bool zero, float rea
   }
 }
 
+// Squared errors of a row with one scale and zero point, in float64, and how far they shorten it.
+struct Error {
+  double square = 0, along = 0, lost = 0;
+  double measure(double gain) const { return square + (lost == 0 ? 0 : gain / lost * along * along); }
+};
+Error error_of(const SearchScales& s, int64_t row, double scale, double point) {
+  Error found;
+  const auto* x = static_cast<const float*>(s.rows.x) + row * s.rows.columns;
+  for (int64_t i = 0; i < s.rows.columns; ++i) {
+    const double w = s.rows.importance ? s.rows.importance[row * s.rows.columns + i] : 1;
+    const double e = (nearest_value(s.rows.format, x[i] / scale + point) - point) * scale - x[i];
+    found.square += w * e * e, found.along += w * e * x[i], found.lost += w * x[i] * x[i];
+  }
+  return found;
+}
+
+// What is found is no worse than the start, and as good as the best of the first stage.
+void compare_search(int bits, bool whole, int64_t columns, Point point, bool weighted) {
+  const int64_t rows = 7;
+  const std::vector<float> x = normal(static_cast<size_t>(rows * columns), 1);
+  std::vector<float> weights = normal(x.size(), 2), scale(rows), zero(rows, 0), found(rows), found_zero(rows);
+  bool better[rows];
+  for (float& w : weights) w = std::abs(w);
+  std::vector<float> factors;
+  for (int i = 0; i < 19; ++i) factors.push_back(1.1f - 0.04f * static_cast<float>(i));
+  for (const float f : {0.97f, 0.99f, 1.01f, 1.03f}) factors.push_back(f);
+  const std::vector<float> low = factors;
+  factors.insert(factors.end(), low.begin(), low.end());
+  const int32_t stages[] = {19, 4};
+  SearchScales s{};
+  s.rows = {format(bits, whole), x.data(), Element::f32, weighted ? weights.data() : nullptr, scale.data(),
+            point == Point::none ? nullptr : zero.data(), 0, nullptr, rows, columns, 1};
+  for (int64_t r = 0; r < rows; ++r) {
+    float greatest = 0;
+    for (int64_t i = r * columns; i < (r + 1) * columns; ++i) {
+      greatest = std::max(greatest, std::abs(x[static_cast<size_t>(i)]));
+    }
+    scale[static_cast<size_t>(r)] = static_cast<float>(2 * greatest / (s.rows.format.greatest - s.rows.format.least));
+  }
+  s.gain = 10, s.point = point, s.scale_type = s.point_type = Element::bf16;
+  s.least_scale = 0x1p-126f, s.greatest_scale = s.greatest_point = 3e38f;
+  s.low = factors.data(), s.high = factors.data() + 23, s.stages = stages, s.stage_count = 2, s.fits = 2;
+  s.scale = found.data(), s.zero = point == Point::none ? nullptr : found_zero.data();
+  s.better = better;
+  search_scales(s);
+  for (size_t r = 0; r < rows; ++r) {
+    CAPTURE(bits);
+    CAPTURE(columns);
+    CAPTURE(static_cast<int>(point));
+    const bool kept = found[r] == scale[r] && found_zero[r] == zero[r];
+    CHECK((kept || round_to_bf16(found[r]) == found[r]));
+    const double by_zero = point == Point::none ? 0 : found_zero[r];
+    if (point == Point::whole) CHECK(std::nearbyint(by_zero) == by_zero);
+    const Error start = error_of(s, static_cast<int64_t>(r), scale[r], 0);
+    const Error now = error_of(s, static_cast<int64_t>(r), found[r], by_zero);
+    CHECK(now.square <= start.square * 1.0001 + 1e-9);
+    if (better[r]) CHECK(now.square < start.square);
+    if (now.measure(10) < 0.99 * start.measure(10) && now.square < 0.99 * start.square) CHECK(better[r]);
+    double best = start.measure(10);
+    if (point == Point::none) {
+      for (int i = 0; i < 19; ++i) {
+        const float by = round_to_bf16(scale[r] * low[static_cast<size_t>(i)]);
+        const Error tried = error_of(s, static_cast<int64_t>(r), by, 0);
+        if (tried.square <= start.square) best = std::min(best, tried.measure(10));
+      }
+    }
+    CHECK(now.measure(10) <= best * 1.001 + 1e-9);
+  }
+}
+
 }  // namespace
+
+TEST_CASE("searched scales are no worse than those that are tried") {
+  const Threads threads(2);
+  for (const bool whole : {true, false}) {
+    for (const int64_t columns : {1, 7, 32, 256, 600}) {
+      for (const Point point : {Point::none, Point::number, Point::offset}) {
+        compare_search(4, whole, columns, point, false);
+        compare_search(2, whole, columns, point, true);
+      }
+      if (whole) compare_search(8, whole, columns, Point::whole, false);
+    }
+  }
+}
 
 TEST_CASE("gradients of scales are those of rounding") {
   const Threads threads(2);

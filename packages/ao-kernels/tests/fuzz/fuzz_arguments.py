@@ -219,6 +219,31 @@ def scale_sums(rng: Random) -> Arguments:
     }
 
 
+def search_scales(rng: Random) -> Arguments:
+    rows, columns = rng.randint(0, 5), rng.choice([rng.randint(0, 90), rng.randint(500, 520)])
+    point, counts = rng.randint(0, 3), [rng.randint(0, 20) for _ in range(rng.randint(0, 3))]
+    column = (rows, 1)
+    return {
+        "x": bits_of(rng, (rows, columns), rng.choice(ELEMENTS)),
+        "scale": bits_of(rng, column, torch.float32),
+        "zero_point": bits_of(rng, column, torch.float32) if point else None,
+        "importance": rng.choice([None, bits_of(rng, (rows, columns), torch.float32)]),
+        "unit": rng.choice([None, bits_of(rng, column, torch.float32)]),
+        "power": rng.choice([None, None, 0.7]),
+        "gain": rng.choice([0.0, 10.0]),
+        "factors": bits_of(rng, (2, sum(counts)), torch.float32),
+        "stages": torch.tensor(counts, dtype=torch.int32),
+        "fits": rng.randint(0, 3),
+        "point": point,
+        "scale_dtype": rng.choice(ELEMENTS),
+        "point_dtype": rng.choice(ELEMENTS),
+        "least": 2.0**-126,
+        "greatest": rng.choice([65504.0, 3.4e38]),
+        "greatest_point": rng.choice([65504.0, 3.4e38]),
+        **any_format(rng)._asdict(),
+    }
+
+
 def learned_gradients(rng: Random) -> Arguments:
     shape = (rng.randint(0, 9), rng.choice([rng.randint(0, 90), rng.randint(500, 520)]))
     grid = (shape[0], 1)
@@ -361,6 +386,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "error_sums": error_sums,
     "quantize_rows": quantize_rows,
     "scale_sums": scale_sums,
+    "search_scales": search_scales,
     "learned_gradients": learned_gradients,
     "adam_step": adam_step,
     "lion_step": lion_step,

@@ -80,11 +80,11 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
+from ao_core.numerics.affine import SCALE_STORAGE, zero_storage
 from ao_core.numerics.fast_dense import fast_dense
-from ao_core.scales.exact import never_worse
 from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
-from ao_core.scales.search import search_range
+from ao_core.scales.search import SearchPlan, improved
 
 __all__ = [
     "CODEBOOK_DTYPES",
@@ -96,6 +96,7 @@ __all__ = [
     "MX_MODES",
     "NF4_VALUES",
     "SCALE_RULES",
+    "SCALE_STORAGE",
     "TRELLIS_BITS",
     "TRELLIS_MULTIPLIERS",
     "TRELLIS_STATE_BITS",
@@ -103,6 +104,7 @@ __all__ = [
     "FloatFormat",
     "QParams",
     "Rows",
+    "SearchPlan",
     "block_absmax",
     "block_absmean",
     "block_minmax",
@@ -138,13 +140,13 @@ __all__ = [
     "hadamard_transform",
     "has_hadamard",
     "improve_qparams",
+    "improved",
     "inverse_hadamard_transform",
     "largest_block",
     "learn_codebooks",
     "linear_values",
     "lower_hull",
     "may_be_compiled",
-    "never_worse",
     "pack_bits",
     "pack_digits",
     "pack_unit",
@@ -156,7 +158,6 @@ __all__ = [
     "round_half_even",
     "round_to_16_bits",
     "scale_to_float",
-    "search_range",
     "searched_at_once",
     "split_blocks",
     "sqnr",
@@ -168,5 +169,6 @@ __all__ = [
     "unpack_bits",
     "unpack_digits",
     "unsigned_float_values",
+    "zero_storage",
     "zero_to_float",
 ]

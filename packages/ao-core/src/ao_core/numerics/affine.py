@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ao_core.records import DType
 
 __all__ = [
-    "STORAGE",
+    "SCALE_STORAGE",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
-STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
+SCALE_STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
     "bfloat16": (torch.bfloat16, 2.0**-126, torch.finfo(torch.bfloat16).max),
     "float16": (torch.float16, 2.0**-24, 65504.0),
@@ -98,7 +98,7 @@ def choose_qparams(
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "codebook":
-        storage, _, greatest = STORAGE[scale_dtype]
+        storage, _, greatest = SCALE_STORAGE[scale_dtype]
         tables = learn_codebooks(x, block, dtype.bits, importance)
         return _to_storage(tables.clamp(-greatest, greatest), storage), None
     if rule == "absmean":
@@ -181,7 +181,7 @@ def store_qparams(
 
 def scale_storage(scale_dtype: str) -> torch.dtype:
     """The torch dtype in which a scale of one of `SCALE_DTYPES` is stored."""
-    return torch.float8_e8m0fnu if scale_dtype == "e8m0" else STORAGE[scale_dtype][0]
+    return torch.float8_e8m0fnu if scale_dtype == "e8m0" else SCALE_STORAGE[scale_dtype][0]
 
 
 def zero_storage(zero_point: str, scale: torch.dtype) -> torch.dtype:
@@ -328,7 +328,7 @@ def _store(magnitude: Tensor, quant_max: float, name: str, zeros: bool = True) -
 
     With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
     """
-    storage, least, greatest = STORAGE[name]
+    storage, least, greatest = SCALE_STORAGE[name]
     scale = (magnitude / quant_max).clamp(least, greatest)
     return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 

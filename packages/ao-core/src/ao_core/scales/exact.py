@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ao_core.numerics.slabs import searched_at_once
-from ao_core.scales.rows import Found, QParams, Rows, Sums, measured, share_of
+from ao_core.scales.rows import QParams, Rows, Sums, measured, share_of
 
-__all__ = ["exact_errors", "never_worse"]
+__all__ = ["exact_errors", "never_worse", "surely_better"]
 
 #: sums in float32 are right to a much smaller part than this …
 _CERTAIN = 2e-4
@@ -18,28 +18,34 @@ _CERTAIN = 2e-4
 _LEAST = 1e-28
 
 
-def never_worse(rows: Rows, found: Found) -> QParams:
+def surely_better(rows: Rows, found: QParams) -> Tensor:
+    """Where sums in float32 differ from those of the start by much more than they are wrong, (B, 1)."""
+    first = rows.first
+    again = rows.best(found)  # of one candidate, without doubt near ties
+    better = again.sums.squares < (1 - _CERTAIN) * first.sums.squares
+    better &= again.measure < (1 - _CERTAIN) * first.measure
+    return better & (first.sums.squares > _LEAST)
+
+
+def never_worse(rows: Rows, found: QParams, better: Tensor) -> QParams:
     """What was found where it is better than the start, and no worse in squares, by `exact_errors`.
 
-    Where the sums in float32 differ by much more than they are wrong, these decide.
+    Where `surely_better` has decided, these are not asked.
     """
-    start, first = rows.start, rows.first
-    changed = found.q.scale != start.scale
-    if start.zero_point is not None and found.q.zero_point is not None:
-        changed |= found.q.zero_point != start.zero_point
-    again = rows.best(found.q)  # of one candidate, without doubt near ties
-    better = changed & (again.sums.squares < (1 - _CERTAIN) * first.sums.squares)
-    better &= again.measure < (1 - _CERTAIN) * first.measure
-    better &= first.sums.squares > _LEAST
+    start = rows.start
+    changed = found.scale != start.scale
+    if start.zero_point is not None and found.zero_point is not None:
+        changed |= found.zero_point != start.zero_point
+    better = changed & better
     doubtful = (changed & ~better).squeeze(1).nonzero().squeeze(1)
     if len(doubtful):
         importance = None if rows.importance is None else rows.importance[doubtful]
         few = replace(rows, x=rows.x[doubtful], importance=importance)
         old, new = (
-            exact_errors(few, q.map(lambda values: values[doubtful])) for q in (start, found.q)
+            exact_errors(few, q.map(lambda values: values[doubtful])) for q in (start, found)
         )
         better[doubtful] = (new[1] < old[1]) & (new[0] <= old[0])
-    return start.merged(better, found.q)
+    return start.merged(better, found)
 
 
 def exact_errors(rows: Rows, q: QParams) -> tuple[Tensor, Tensor]:

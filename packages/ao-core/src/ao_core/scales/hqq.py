@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ao_core.numerics.slabs import searched_at_once
 from ao_core.records import DType
-from ao_core.scales.exact import never_worse
 from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
-from ao_core.scales.search import search_range
+from ao_core.scales.search import improved
 from ao_core.spec import Spec
 
 __all__ = ["hqq_qparams"]
@@ -49,10 +48,10 @@ def _improve(rows: Rows) -> QParams:
     rows = replace(rows, power=_P)
     # a larger one is a single block, which is not copied
     if rows.x.numel() > 2 * searched_at_once(rows.x.device):
-        return never_worse(rows, search_range(rows))
+        return improved(rows)
     scale, point = rows.start.scale, rows.start.zero_point
     unit = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)
     x = rows.x.to(torch.float32) / unit
     rows = replace(rows, x=x, start=QParams(scale / unit, point), unit=unit)
-    found = never_worse(rows, search_range(rows))
+    found = improved(rows)
     return QParams(found.scale * unit, found.zero_point)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ao_core.records import DType
-from ao_core.scales.exact import never_worse
 from ao_core.scales.pieces import improve_qparams
-from ao_core.scales.rows import QParams, Rows
-from ao_core.scales.search import search_range
+from ao_core.scales.search import improved
 from ao_core.spec import Spec
 
 __all__ = ["mse_qparams"]
@@ -23,7 +21,7 @@ def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
     least-squares fits of scale and zero point to the codes. Squared errors are those of
     `ao_core.scales.rows.measured`, in which what all blocks have in common counts more: a change of the
     length of the weights. Errors are those of the float32 values that the stored scales and zero
-    points give, summed up by the op `scale_sums`.
+    points give. The op `search_scales` does it.
 
     Args:
         x: of the layout's blocked shape.
@@ -33,8 +31,4 @@ def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
     Returns:
         As `choose_qparams`.
     """
-    return improve_qparams(x, dtype, spec, _improve)
-
-
-def _improve(rows: Rows) -> QParams:
-    return never_worse(rows, search_range(rows))
+    return improve_qparams(x, dtype, spec, improved)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ao_core.dispatch import run
 from ao_core.numerics.affine import quant_max_of
-from ao_core.scales.rows import Found, Rows
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.scales.exact import never_worse, surely_better
+from ao_core.scales.rows import Found, QParams, Rows
+from ao_core.spec import ROW, Spec
 
-__all__ = ["search_range"]
+__all__ = ["SearchPlan", "improved", "search_scales"]
 
 Factors = tuple[float, ...]
+#: factors for the low end of a range, and for the high one, of as many candidates
+Ends = tuple[Factors, Factors]
 
 #: what the range is multiplied by first: what is outside is clipped, and the rest has finer steps
 _COARSE: Factors = (
@@ -52,31 +60,82 @@ _FINE_ENDS = tuple(product((0.92, 0.97, 1.01, 1.05), repeat=2))
 _FITS, _FITS_OF_BOTH = 2, 3
 
 
-def search_range(rows: Rows) -> Found:
-    """The best scales and zero points found, by sums in float32; in squares no worse than the start."""
+class SearchPlan(NamedTuple):
+    """What is tried, and what is made small."""
+
+    #: the ends of the best range so far are multiplied by these, stage after stage
+    stages: tuple[Ends, ...]
+    #: how often scales are fitted to the codes then
+    fits: int
+    #: how much more than others an error along the weights counts
+    gain: float
+    #: of the errors that the measure adds up; None: 2
+    power: float | None
+
+
+def improved(rows: Rows) -> QParams:
+    """The best scales and zero points that a search finds; in squared errors no worse than the start."""
+    plan = _plan(rows)
+    if rows.nested is not None:
+        found = _searched(rows, plan)
+        return never_worse(rows, found, surely_better(rows, found))
+    spec = Spec(rows.dtype.name, ROW, rows.spec.chosen_scale_dtype, rows.spec.zero_point)
+    shape, start = tuple(rows.x.shape), rows.start
+    call = Call("search_scales", spec, shape, shape, rows.x.dtype, rows.x.device.type)
+    scale, point, better = run(
+        call, rows.x, start.scale, start.zero_point, rows.importance, rows.unit, plan, spec
+    )
+    return never_worse(rows, QParams(scale, point), better)
+
+
+def search_scales(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    importance: Tensor | None,
+    unit: Tensor | None,
+    plan: SearchPlan,
+    spec: Spec,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The reference of the op: all rows at once, one stage after the other."""
+    dtype, start = registry.dtypes.get(spec.dtype), QParams(scale, zero_point)
+    rows = Rows(x, dtype, spec, start, importance, plan.gain, plan.power, unit=unit)
+    found = _searched(rows, plan)
+    return found.scale, found.zero_point, surely_better(rows, found)
+
+
+def _plan(rows: Rows) -> SearchPlan:
+    stages: tuple[Ends, ...]
     if rows.start.zero_point is not None:
-        found = _try_ends(rows, _try_ends(rows, rows.first, _ENDS), _FINE_ENDS)
-        return _fit(rows, found, _FITS_OF_BOTH)
-    if rows.spec.chosen_scale_dtype == "e8m0":
-        return _try_factors(rows, rows.first, _POWERS)
-    if not rows.turns:
-        found = _try_factors(rows, rows.first, _COARSE)
-        return _fit(rows, _try_factors(rows, found, tuple(map(abs, _FINE[:-3]))), _FITS)
-    reach = quant_max_of(rows.dtype, rows.spec.block)
-    up, down = reach / rows.dtype.max, -reach / rows.dtype.min
-    ranges = (up, (up * down) ** 0.5, down, *(down * factor for factor in _CLIPPED))
-    found = _try_factors(rows, rows.first, (*ranges, *(-factor for factor in ranges)))
-    return _fit(rows, _try_factors(rows, found, _FINE), _FITS)
+        stages, fits = (_ends(_ENDS), _ends(_FINE_ENDS)), _FITS_OF_BOTH
+    elif rows.spec.chosen_scale_dtype == "e8m0":
+        stages, fits = (_both(_POWERS),), 0
+    elif not rows.turns:
+        stages, fits = (_both(_COARSE), _both(tuple(map(abs, _FINE[:-3])))), _FITS
+    else:
+        reach = quant_max_of(rows.dtype, rows.spec.block)
+        up, down = reach / rows.dtype.max, -reach / rows.dtype.min
+        ranges = (up, (up * down) ** 0.5, down, *(down * factor for factor in _CLIPPED))
+        stages = (_both((*ranges, *(-factor for factor in ranges))), _both(_FINE))
+        fits = _FITS
+    return SearchPlan(stages, fits, rows.gain, rows.power)
 
 
-def _try_factors(rows: Rows, found: Found, factors: Factors) -> Found:
-    by = _row(factors, rows.x.device)
-    return found.or_better(rows.best(rows.scaled(found.q, by, by)))
+def _both(factors: Factors) -> Ends:
+    return factors, factors
 
 
-def _try_ends(rows: Rows, found: Found, factors: tuple[Factors, ...]) -> Found:
-    low, high = (_row(ends, rows.x.device) for ends in zip(*factors, strict=True))
-    return found.or_better(rows.best(rows.scaled(found.q, low, high)))
+def _ends(factors: tuple[Factors, ...]) -> Ends:
+    low, high = zip(*factors, strict=True)
+    return low, high
+
+
+def _searched(rows: Rows, plan: SearchPlan) -> QParams:
+    found = rows.first
+    for ends in plan.stages:
+        low, high = (_row(factors, rows.x.device) for factors in ends)
+        found = found.or_better(rows.best(rows.scaled(found.q, low, high)))
+    return _fit(rows, found, plan.fits).q
 
 
 def _fit(rows: Rows, found: Found, times: int) -> Found:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ao_core.numerics import choose_e8m0
-from ao_core.numerics.affine import STORAGE, scale_storage, zero_storage
+from ao_core.numerics.affine import SCALE_STORAGE, scale_storage, zero_storage
 from ao_core.records import DType
 from ao_core.spec import Spec
 
@@ -20,7 +20,7 @@ def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     """
     if scale_dtype == "e8m0":  # a factor of sqrt(2): to the nearest power of two
         return choose_e8m0(scale, 2.0**0.5, "rceil")
-    storage, least, greatest = STORAGE[scale_dtype]
+    storage, least, greatest = SCALE_STORAGE[scale_dtype]
     return scale.clamp(least, greatest).to(storage).to(torch.float32)
 
 

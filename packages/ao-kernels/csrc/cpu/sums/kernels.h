@@ -46,9 +46,30 @@ struct LearnedGradients {
   int64_t rows, columns;
 };
 
+// How zero points are stored: as whole numbers, as numbers in the domain of codes, or times their scale.
+enum class Point : int32_t { none, whole, number, offset };
+
+// Scales and zero points of each row of least measure among those that are tried: first, in each stage, with the ends
+// of the best range so far times factors, then, some times, fits to the codes. The measure is that of
+// ao_core.scales.rows.measured.
+struct SearchScales {
+  ScaleSums rows;       // candidates: 1, where the search starts; sums: not used
+  const float* unit;    // (rows,) powers of two that x and its scales have been divided by, or null
+  float gain;
+  Point point;
+  Element scale_type, point_type;  // in which they are stored
+  float least_scale, greatest_scale, greatest_point;
+  const float *low, *high;    // factors of all stages; low: with zero points
+  const int32_t* stages;      // factors of each stage
+  int32_t stage_count, fits;
+  float *scale, *zero;  // (rows,): what is found; zero: null without zero points
+  bool* better;         // (rows,): whether it is better than the start without doubt
+};
+
 struct SumsKernels {
   void (*rows)(const ScaleSums&, int64_t begin, int64_t end);
   void (*learned)(const LearnedGradients&, int64_t begin, int64_t end);
+  void (*search)(const SearchScales&, int64_t begin, int64_t end);
 };
 
 }  // namespace ao

@@ -5,6 +5,7 @@
 namespace ao {
 
 void scale_sums(const ScaleSums& call);
+void search_scales(const SearchScales& call);
 void learned_gradients(const LearnedGradients& call);
 
 }  // namespace ao

@@ -65,6 +65,10 @@ struct Tried {
     const F divisor = load(lanes[1]), point = load(lanes[2]);
     return {load(lanes[0]), point, divisor, div(splat(1.0f), divisor), add(splat(kMagic), point), whole};
   }
+  // The same of numbers in lanes; scales are not 0.
+  static AO_METHOD Tried of_lanes(F scale, F point, bool whole) {
+    return {scale, point, scale, div(splat(1.0f), scale), add(splat(kMagic), point), whole};
+  }
   // x / scale, rounded as a division rounds: where products and sums are fused, the remainder of a guess leads to it.
   AO_METHOD F divide(F x) const {
     if constexpr (kRegisters > 2) return div(x, divisor);
@@ -221,9 +225,21 @@ struct Summing {
     return try_lanes(q, part);
   }
 
+  AO_METHOD bool is_one_part() const { return s.columns <= kPart; }
+
+  // Of a row, which `part` has if it is one.
+  Totals totals_of(int64_t row, const Tried& q, Part& part, bool few) const {
+    if (is_one_part()) return attempt(q, part, few);
+    Long sums;
+    for (int64_t begin = 0; begin < s.columns; begin += kPart) {
+      read_part<kWeighted>(s, row, begin, part);
+      sums.add_totals(attempt(q, part, few));
+    }
+    return sums.rounded();
+  }
+
   void row(int64_t row, Part& part) const {
-    const bool is_one_part = s.columns <= kPart;
-    if (is_one_part) read_part<kWeighted>(s, row, 0, part);
+    if (is_one_part()) read_part<kWeighted>(s, row, 0, part);
     for (int64_t first = 0; first < s.candidates;) {
       const int64_t at = row * s.candidates + first, left = s.candidates - first;
       const bool few = left < kFew;
@@ -231,16 +247,7 @@ struct Summing {
       const Tried q = Tried::of(s.scale + at, kZero ? s.zero + at : nullptr, count);
       const Place place{s.sums + at, s.rows * s.candidates};
       first += count;
-      if (is_one_part) {
-        place.write(attempt(q, part, few), kPowers, count);
-        continue;
-      }
-      Long sums;
-      for (int64_t begin = 0; begin < s.columns; begin += kPart) {
-        read_part<kWeighted>(s, row, begin, part);
-        sums.add_totals(attempt(q, part, few));
-      }
-      place.write(sums.rounded(), kPowers, count);
+      place.write(totals_of(row, q, part, few), kPowers, count);
     }
   }
 
@@ -250,23 +257,34 @@ struct Summing {
   }
 };
 
-template <bool kZero, bool kWeighted, bool kPowers>
-static inline void sum_rows_as(const ScaleSums& s, int64_t begin, int64_t end) {
-  with_values(s.format, [&]<class Values>(const Values& values) {
-    Summing<kZero, kWeighted, kPowers, Values>(s, values).rows(begin, end);
-  });
-}
-
-static inline void sum_rows(const ScaleSums& s, int64_t begin, int64_t end) {
+// f.template operator()<kZero, kWeighted, kPowers>() of a call.
+template <class Function>
+AO_INLINE void with_kinds(const ScaleSums& s, const Function& f) {
   const auto with_zero = [&](auto... kinds) {
-    if (s.zero) return sum_rows_as<true, kinds.value...>(s, begin, end);
-    return sum_rows_as<false, kinds.value...>(s, begin, end);
+    if (s.zero) return f.template operator()<true, kinds.value...>();
+    return f.template operator()<false, kinds.value...>();
   };
   if (s.power != 0) return s.importance ? with_zero(Yes{}, Yes{}) : with_zero(No{}, Yes{});
   return s.importance ? with_zero(Yes{}, No{}) : with_zero(No{}, No{});
 }
 
-static const SumsKernels kSumsKernels = {.rows = sum_rows, .learned = learned_rows};
+static inline void sum_rows(const ScaleSums& s, int64_t begin, int64_t end) {
+  with_kinds(s, [&]<bool kZero, bool kWeighted, bool kPowers>() {
+    with_values(s.format, [&]<class Values>(const Values& values) {
+      Summing<kZero, kWeighted, kPowers, Values>(s, values).rows(begin, end);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace ao::AO_ISA::sums
+
+#include "search.h"
+
+namespace ao::AO_ISA::sums {
+namespace {
+
+static const SumsKernels kSumsKernels = {.rows = sum_rows, .learned = learned_rows, .search = search_rows};
 
 }  // namespace
 }  // namespace ao::AO_ISA::sums

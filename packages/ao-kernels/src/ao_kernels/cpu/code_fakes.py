@@ -150,6 +150,33 @@ def _scale_sums(
     return scale.new_empty((planes, *scale.shape))
 
 
+def _search_scales(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    importance: Tensor | None,
+    unit: Tensor | None,
+    power: float | None,
+    gain: float,
+    factors: Tensor,
+    stages: Tensor,
+    fits: int,
+    point: int,
+    scale_dtype: torch.dtype,
+    point_dtype: torch.dtype,
+    least: float,
+    greatest: float,
+    greatest_point: float,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    zeros = scale.new_empty((scale.shape[0] if point else 0, 1))
+    return scale.new_empty(scale.shape), zeros, scale.new_empty(scale.shape, dtype=torch.bool)
+
+
 def _learned_gradients(
     x: Tensor,
     grad: Tensor,
@@ -211,6 +238,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "error_sums": _error_sums,
     "quantize_rows": _quantize_rows,
     "scale_sums": _scale_sums,
+    "search_scales": _search_scales,
     "learned_gradients": _learned_gradients,
     "dequantize_tiles": _dequantize_tiles,
     "embedding": _embedding,

@@ -16,7 +16,7 @@ from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS, known, refuses_codes
 
-__all__ = ["SUMS_KERNELS", "learned_gradients", "scale_sums"]
+__all__ = ["SUMS_KERNELS", "learned_gradients", "refuses_sums", "scale_sums"]
 
 
 def scale_sums(
@@ -38,7 +38,8 @@ def scale_sums(
     return sums
 
 
-def _refuses(call: Call) -> str | None:
+def refuses_sums(call: Call) -> str | None:
+    """Which formats and dtypes the sums are not for."""
     if call.x_dtype not in ELEMENTS:
         return f"reads float32, bfloat16 and float16, not {call.x_dtype}"
     if reason := unavailable():  # the library is asked how it encodes
@@ -80,7 +81,7 @@ def _describe(call: Call) -> str:
 SUMS_KERNELS = tuple(
     Kernel(f"cpu_{op}", op, "plain", "cpu", fn, 50, unavailable, refuses, _describe)
     for op, fn, refuses in (
-        ("scale_sums", scale_sums, _refuses),
+        ("scale_sums", scale_sums, refuses_sums),
         ("learned_gradients", learned_gradients, _refuses_learned),
     )
 )

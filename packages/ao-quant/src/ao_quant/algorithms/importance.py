@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core import DType, QTensor, Spec
 from ao_core.ext import quantize_values, registry
-from ao_core.ext.numerics import QParams, Rows, improve_qparams, never_worse, search_range
+from ao_core.ext.numerics import QParams, Rows, improve_qparams, improved
 from ao_core.ext.quantizing import grid_of, regridded
 
 __all__ = ["SCALED", "weighted_nested", "weighted_qparams"]
@@ -89,4 +89,4 @@ def _improved(stored: Callable[[Tensor], Tensor] | None, rows: Rows) -> QParams:
     if stored is not None:
         start = QParams(stored(start.scale), start.zero_point)
     rows = replace(rows, start=start, gain=0.0, nested=stored)
-    return never_worse(rows, search_range(rows))
+    return improved(rows)
