@@ -77,8 +77,7 @@ def improved(rows: Rows) -> QParams:
     """The best scales and zero points that a search finds; in squared errors no worse than the start."""
     plan = _plan(rows)
     if rows.nested is not None:
-        found = _searched(rows, plan)
-        return never_worse(rows, found, surely_better(rows, found))
+        return never_worse(rows, *_searched(rows, plan))
     spec = Spec(rows.dtype.name, ROW, rows.spec.chosen_scale_dtype, rows.spec.zero_point)
     shape, start = tuple(rows.x.shape), rows.start
     call = Call("search_scales", spec, shape, shape, rows.x.dtype, rows.x.device.type)
@@ -100,8 +99,8 @@ def search_scales(
     """The reference of the op: all rows at once, one stage after the other."""
     dtype, start = registry.dtypes.get(spec.dtype), QParams(scale, zero_point)
     rows = Rows(x, dtype, spec, start, importance, plan.gain, plan.power, unit=unit)
-    found = _searched(rows, plan)
-    return found.scale, found.zero_point, surely_better(rows, found)
+    found, better = _searched(rows, plan)
+    return found.scale, found.zero_point, better
 
 
 def _plan(rows: Rows) -> SearchPlan:
@@ -130,12 +129,14 @@ def _ends(factors: tuple[Factors, ...]) -> Ends:
     return low, high
 
 
-def _searched(rows: Rows, plan: SearchPlan) -> QParams:
+def _searched(rows: Rows, plan: SearchPlan) -> tuple[QParams, Tensor]:
+    """The best candidates, and where they are better than the start without doubt."""
     found = rows.first
     for ends in plan.stages:
         low, high = (_row(factors, rows.x.device) for factors in ends)
         found = found.or_better(rows.best(rows.scaled(found.q, low, high)))
-    return _fit(rows, found, plan.fits).q
+    q = _fit(rows, found, plan.fits).q
+    return q, surely_better(rows, q)
 
 
 def _fit(rows: Rows, found: Found, times: int) -> Found:

@@ -14,7 +14,7 @@ AO_INLINE F in_type(Element type, F v) {
 // Sums in float32 are right to a much smaller part than this, unless squares are so small that some lost digits.
 constexpr float kCertain = 2e-4f, kLeastSquares = 1e-28f;
 
-// The value where it is positive, beside `otherwise`, and finite; else that.
+// `value`, if it has the sign of `otherwise` and their ratio is finite, else `otherwise`.
 static inline double alike(double value, double otherwise) {
   const double ratio = value / otherwise;
   return ratio > 0 && ratio < __builtin_inf() ? value : otherwise;
