@@ -150,7 +150,9 @@ void check(const Case& c) {
   CAPTURE(c.bits);
   CAPTURE(c.channel);
   CAPTURE(static_cast<int>(c.type));
-  CHECK(Run(c).error <= (c.type == Element::f32 ? 4e-6 : c.type == Element::f16 ? 1e-3 : 6e-3));
+  // where one limb meets codes of 4 bits; rounding normal numbers to 4 bits costs 0.1
+  const double half = c.bits == 4 ? 3e-2 : 6e-3;
+  CHECK(Run(c).error <= (c.type == Element::f32 ? 4e-6 : c.type == Element::f16 ? 1e-3 : half));
 }
 
 }  // namespace

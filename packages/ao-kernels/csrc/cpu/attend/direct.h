@@ -8,19 +8,26 @@ namespace ao::AO_ISA::attention {
 
 #if AO_HAS_QUARTERS
 
-// Memory that is read next, asked for a few lines at a time.
+// Memory that is read next, asked for a few lines of each half at a time.
+//
+// A tile is read, and asked for, from the beginning of both its halves at once: a processor fetches more lines of two
+// pages that are read in turns than of one page, and it is what it fetches by itself that exceeds what a core may ask for.
 struct Ahead {
   const uint8_t* next;
-  int64_t lines;  // of a step
+  int64_t half, lines;  // bytes between both; lines of a step
 
   // All of `bytes` in so many steps; null: nothing.
   AO_METHOD Ahead(const uint8_t* from, int64_t bytes, int64_t steps)
-      : next(from), lines(from && steps > 0 ? (bytes / 64 + steps - 1) / steps : 0) {}
+      : next(from), half(bytes / 2), lines(from && steps > 0 ? (bytes / 128 + steps - 1) / steps : 0) {}
   AO_METHOD void step() {
-    for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + 64 * i, 0, 2);
-    next += 64 * lines;
+    for (int64_t i = 0; i < 64 * lines; i += 64) __builtin_prefetch(next + i, 0, 2), __builtin_prefetch(next + half + i, 0, 2);
+    skip(1);
   }
+  AO_METHOD void skip(int64_t steps) { next += 64 * lines * steps; }
 };
+
+// Tokens of the first half, of which four are read beside four of the second half; up to 7 are left after both.
+AO_INLINE int64_t half_of(int64_t count) { return count / 8 * 4; }
 
 // -- bytes -------------------------------------------------------------------------------------------------
 
@@ -56,7 +63,9 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
   }
   const F unit = splat_quarters(units);
   const F offset = mul(splat_quarters(offsets), unit);
-  const auto multiply_eight = [&](const uint8_t* const (&p)[8], int64_t t) __attribute__((always_inline)) {
+  const int64_t half = half_of(count);
+  // four tokens from t on, and four from t + apart on
+  const auto multiply_eight = [&](const uint8_t* const (&p)[8], int64_t t, int64_t apart) __attribute__((always_inline)) {
     I acc[kRows][kLimbs][2];
     for (auto& r : acc) {
       for (auto& l : r) l[0] = l[1] = splat_int(0);
@@ -97,19 +106,19 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
         const auto& of = acc[r < kRows ? r : 0];
         all[r] = r >= kRows ? splat_int(0) : kLimbs == 1 ? of[0][g] : add(shift_left<8>(of[kLimbs - 1][g]), of[0][g]);
       }
-      store_quarters<kRows>(logits + t + 4 * g, kTokenTile, fma(to_float(sum_quarters(all)), unit, offset));
+      store_quarters<kRows>(logits + t + apart * g, kTokenTile, fma(to_float(sum_quarters(all)), unit, offset));
     }
   };
-  int64_t t = 0;
-  for (; t + 8 <= count; t += 8, row += 8 * bytes) {
-    const uint8_t* const half = row + 4 * bytes;
-    multiply_eight({row, row + bytes, row + 2 * bytes, row + 3 * bytes, half, half + bytes, half + 2 * bytes,
-                    half + 3 * bytes}, t);
+  const uint8_t* other = row + half * bytes;
+  for (int64_t t = 0; t < half; t += 4, row += 4 * bytes, other += 4 * bytes) {
+    multiply_eight({row, row + bytes, row + 2 * bytes, row + 3 * bytes, other, other + bytes, other + 2 * bytes,
+                    other + 3 * bytes}, t, half);
   }
-  if (t == count) return;
+  const int64_t left = count - 2 * half;
+  if (left == 0) return;
   const uint8_t* p[8];
-  for (int i = 0; i < 8; ++i) p[i] = row + (t + i < count ? i : count - 1 - t) * bytes;
-  multiply_eight(p, t);
+  for (int i = 0; i < 8; ++i) p[i] = other + (i < left ? i : left - 1) * bytes;
+  multiply_eight(p, 2 * half, 4);
 }
 
 template <int kBits, int kRows, int kLimbs>
@@ -118,6 +127,23 @@ AO_INLINE void multiply_keys_direct(const Stored& s, const uint8_t* row, int64_t
   if (s.size == 64) return multiply_keys_chunks<kBits, kRows, kLimbs, 1>(s, row, count, turned, limbs, ahead, logits);
   if (s.size == 128) return multiply_keys_chunks<kBits, kRows, kLimbs, 2>(s, row, count, turned, limbs, ahead, logits);
   multiply_keys_chunks<kBits, kRows, kLimbs, 0>(s, row, count, turned, limbs, ahead, logits);
+}
+
+// f(where they begin, the first one) for all tokens, four at a time; after the last one it comes again.
+template <class F>
+AO_INLINE void by_fours(const uint8_t* rows, int64_t bytes, int64_t count, Ahead& ahead, const F& f) {
+  const int64_t half = half_of(count);
+  const uint8_t* other = rows + half * bytes;
+  for (int64_t t = 0; t < half; t += 4, rows += 4 * bytes, other += 4 * bytes) {
+    ahead.step();
+    f({rows, rows + bytes, rows + 2 * bytes, rows + 3 * bytes}, t);
+    f({other, other + bytes, other + 2 * bytes, other + 3 * bytes}, half + t);
+  }
+  for (int64_t t = 2 * half; t < count; t += 4, other += 4 * bytes) {
+    const int64_t last = count - 1 - t;
+    f({other, other + (last < 1 ? last : 1) * bytes, other + (last < 2 ? last : 2) * bytes,
+       other + (last < 3 ? last : 3) * bytes}, t);
+  }
 }
 
 // Sums over tokens of weight * (code + least), added to `out`, for 64 elements in the order of `interleave`, or with
@@ -151,17 +177,7 @@ static inline void add_values_half(const Stored& s, const uint8_t* codes, int64_
       }
     }
   };
-  int64_t t = 0;
-  for (; t + 8 <= count; t += 8, codes += 8 * bytes) {
-    ahead.step();
-    add_four({codes, codes + bytes, codes + 2 * bytes, codes + 3 * bytes}, t);
-    add_four({codes + 4 * bytes, codes + 5 * bytes, codes + 6 * bytes, codes + 7 * bytes}, t + 4);
-  }
-  for (; t < count; t += 4, codes += 4 * bytes) {
-    const int64_t last = count - 1 - t;
-    add_four({codes, codes + (last < 1 ? last : 1) * bytes, codes + (last < 2 ? last : 2) * bytes,
-              codes + (last < 3 ? last : 3) * bytes}, t);
-  }
+  by_fours(codes, bytes, count, ahead, add_four);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -194,17 +210,7 @@ static inline void add_values_bytes(const Stored& s, const uint8_t* codes, int64
       for (int k = 0; k < 4; ++k) acc[r][k] = dot_quads<false>(acc[r][k], x, v[k]);
     }
   };
-  int64_t t = 0;
-  for (; t + 8 <= count; t += 8, codes += 8 * bytes) {
-    ahead.step();
-    add_four({codes, codes + bytes, codes + 2 * bytes, codes + 3 * bytes}, t);
-    add_four({codes + 4 * bytes, codes + 5 * bytes, codes + 6 * bytes, codes + 7 * bytes}, t + 4);
-  }
-  for (; t < count; t += 4, codes += 4 * bytes) {
-    const int64_t last = count - 1 - t;
-    add_four({codes, codes + (last < 1 ? last : 1) * bytes, codes + (last < 2 ? last : 2) * bytes,
-              codes + (last < 3 ? last : 3) * bytes}, t);
-  }
+  by_fours(codes, bytes, count, ahead, add_four);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     const I offset = splat_int(-of_row[r].sum[0] * kMiddle);

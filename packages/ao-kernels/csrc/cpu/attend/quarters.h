@@ -24,6 +24,7 @@ void Worker<kLimbs>::turn_queries() {
 template <int kLimbs>
 void Worker<kLimbs>::meet_keys(int64_t t, int64_t count) {
   const Stored& key = a.key;
+  if (!tail_key) begin_pages(key, t + kTokenTile, count);
   // values of the same tokens are next
   const int64_t steps = (count + 7) / 8 * (key.size / 64);
   const Ahead ahead(tail_key ? nullptr : row_of(a.value, item.matrix, t), count * a.value.coded.row_bytes, steps);
@@ -46,6 +47,17 @@ void Worker<kLimbs>::meet_keys(int64_t t, int64_t count) {
   });
 }
 
+// The first two lines of each page of tokens that come next. With them its address is found, and the processor begins to
+// fetch the rest of it.
+template <int kLimbs>
+void Worker<kLimbs>::begin_pages(const Stored& s, int64_t t, int64_t count) const {
+  if (t + count > s.tokens) return;
+  const uint8_t* const p = row_of(s, item.matrix, t);
+  for (int64_t i = 0; i < count * s.coded.row_bytes; i += 4096) {
+    __builtin_prefetch(p + i, 0, 2), __builtin_prefetch(p + i + 64, 0, 2);
+  }
+}
+
 // Keys of the tokens that come next, in so many steps.
 template <int kLimbs>
 Ahead Worker<kLimbs>::keys_ahead(int64_t t, int64_t count, int64_t steps) const {
@@ -57,10 +69,11 @@ Ahead Worker<kLimbs>::keys_ahead(int64_t t, int64_t count, int64_t steps) const 
 template <int kLimbs>
 void Worker<kLimbs>::add_direct(int64_t t, int64_t count, int64_t at) {
   const Stored& value = a.value;
-  const int64_t bits = value.coded.code_bits, part_of_keys = a.key.coded.row_bytes * count / (a.value_size / 64);
+  const int64_t bits = value.coded.code_bits, steps = (short_values ? 1 : 2) * (count / 8);
   const uint8_t* const codes = row_of(value, item.matrix, t) + at * bits / 8;
-  Ahead ahead = keys_ahead(t, count, (short_values ? 1 : 2) * (count / 8) * (a.value_size / 64));
-  if (ahead.lines) ahead.next += at / 64 * part_of_keys;
+  if (at == 0) begin_pages(value, t + kTokenTile, count);
+  Ahead ahead = keys_ahead(t, count, steps * (a.value_size / 64));
+  ahead.skip(at / 64 * steps);
   by_rows(item.rows, [&]<int kRows>(int64_t r) {
     if (short_values) {
       const auto* const bytes = reinterpret_cast<const uint8_t*>(w_bytes) + r * kTokenTile;
