@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import struct
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "constants",
     "dequantize",
     "linear",
+    "prepare",
 ]
 
 #: rows of a weight whose codes are a ring
@@ -35,11 +36,30 @@ DENSE_K = 32
 WARPS = 4
 
 
-@lru_cache
+#: the values of states, on each device that was prepared
+_tables: dict[torch.device, Tensor] = {}
+
+
+def prepare(device: torch.device) -> None:
+    """Copy the values of states to a device, once. Never in a launch, as what that makes is not kept."""
+    if device not in _tables:
+        with neutral():
+            values = torch.tensor(trellis_values(), dtype=torch.int8, device="cpu")
+            _tables[device] = values.to(device)
+
+
 def _table(device: torch.device) -> Tensor:
-    """The values of states on a device; a first call in a CUDA graph would find none, so warm up before."""
-    with neutral():
-        return torch.tensor(trellis_values(), dtype=torch.int8, device=device)
+    """The values of states on a device; without those of `prepare` a launch fills its own.
+
+    By fills, 8 values each: a CUDA graph can capture them, but no copy from the host.
+    """
+    if device in _tables:
+        return _tables[device]
+    words = struct.unpack("<32q", struct.pack("<256b", *trellis_values()))
+    table = torch.empty(len(words), dtype=torch.int64, device=device)
+    for each, word in zip(table.unbind(), words, strict=True):
+        each.fill_(word)
+    return table.view(torch.int8)
 
 
 def constants(bits: int) -> dict[str, Any]:
