@@ -83,7 +83,7 @@ def adam_step(
         ),
         tuple(param.numel() for param in params),
     )
-    table, chunks, aligned = _tables(where, device)
+    table, chunks, aligned = _tables_of(where, device)
     beta1, beta2 = betas
     with on_device(params[0]):
         kernel.step[(len(chunks),)](
@@ -110,6 +110,20 @@ class _Addresses(NamedTuple):
     grads: tuple[int, ...]
     moments: tuple[tuple[int, ...], ...]
     sizes: tuple[int, ...]
+
+
+#: those that a CUDA graph was captured with: it reads their memory at every replay, so they stay
+_captured: dict[tuple[_Addresses, torch.device], tuple[Tensor, Tensor, bool]] = {}
+
+
+def _tables_of(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+    """`_tables`, of which a graph keeps those that it is captured with."""
+    found = _captured.get((where, device))
+    if found is None:
+        found = _tables(where, device)
+        if torch.cuda.is_current_stream_capturing():
+            _captured[where, device] = found
+    return found
 
 
 @lru_cache(maxsize=16)
