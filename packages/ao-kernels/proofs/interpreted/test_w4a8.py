@@ -85,7 +85,7 @@ def test_linear(spec, shape):
 @pytest.mark.parametrize("spec", [SPECS[0], SPECS[6]], ids=str)
 @pytest.mark.parametrize("m", [50, 130])
 def test_more_rows(spec, m):
-    """In one block, and in k_offsets."""
+    """In one block, and in several."""
     near(weight(spec, (140, 304)), m, None, 1, 1e-6)
 
 

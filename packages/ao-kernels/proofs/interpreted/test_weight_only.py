@@ -41,7 +41,7 @@ SPECS = (
     Spec("uint2", (1, 64), "float16", "int"),
     Spec("f6e3m2", (1, 32), "e8m0"),
 )
-#: the rest of the widths, with groups of k_offsets sizes
+#: the rest of the widths, with groups of other sizes
 MORE = (
     *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
     Spec("uint3", (1, WHOLE), "float32", "float"),
@@ -56,7 +56,7 @@ MORE = (
 EVERY = pytest.mark.parametrize(
     "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in MORE)], ids=str
 )
-#: rows and columns that tiles do not divide; less than a tile; tiles for k_offsets blocks
+#: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
 SHAPES = ((140, 300), (16, 70), (100, 520))
 
 
