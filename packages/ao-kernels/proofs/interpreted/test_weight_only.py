@@ -17,6 +17,7 @@ from ao_core.ext import registry, to_layout
 from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.tile_config import LaunchConfig
+from ao_kernels.triton.shared.workspace import split_k_workspace
 from ao_kernels.triton.weight_only import op
 from ao_kernels.triton.weight_only.launch import TILE_CONFIGS, tile_config_of
 
@@ -114,6 +115,29 @@ def test_every_tile(config):
             x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits)
         )
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("config", TILE_CONFIGS[:2], ids=str)
+def test_split_k_writes_nothing_beyond_the_result(monkeypatch, config):
+    """Partial sums of rows that there are not stay as they were: few rows would else cost whole tiles."""
+    guarded = []
+
+    def workspace(*arguments):
+        partial, semaphores = split_k_workspace(*arguments)
+        guarded.append(partial.fill_(torch.nan))
+        return partial, semaphores
+
+    monkeypatch.setattr(op, "split_k_workspace", workspace)
+    (n, k), m, splits = (140, 520), 3, 2
+    w, x = weight(SPECS[0], (n, k)), gaussian((m, k)).half()
+    out = op.launch_linear(x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits))
+    assert out.isfinite().all()
+    (partial,) = guarded
+    blocks = -(-n // config.block_n)
+    parts = partial.view(blocks, splits, config.block_n, config.block_m).transpose(0, 1)
+    written = parts.reshape(splits, blocks * config.block_n, config.block_m).isfinite()
+    assert written[:, :n, :m].all()
+    assert written.sum() == splits * n * m
 
 
 @EVERY
