@@ -15,7 +15,7 @@ from ao_kernels.triton.attend.operand import Operand, operand
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, REGISTERS, SHARED, TYPES
+from kernel_checks.common import BF16, PDL, REGISTERS, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -130,6 +130,7 @@ def _check(budget: float, case: _Attend) -> Check:
         # not that of the tail, which has nothing to decode
         holding=("HFMA2", "HMUL2"),
         present=("LDGSTS", "LDSM|LDS", "HMMA|HGMMA|UTCHMMA"),
+        anywhere=PDL,
         absent=absent,
     )
 

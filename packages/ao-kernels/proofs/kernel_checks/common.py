@@ -11,7 +11,7 @@ import torch
 
 from ao_kernels.triton.weight_only.scales import KINDS
 
-__all__ = ["BF16", "FP16", "FP32", "REGISTERS", "SHARED", "TYPES"]
+__all__ = ["BF16", "FP16", "FP32", "PDL", "REGISTERS", "SHARED", "TYPES"]
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 #: dtypes of tensors, as signatures of kernels call them
@@ -22,6 +22,8 @@ TYPES = {
     torch.uint8: "*u8",
     **dict.fromkeys(KINDS, "*u8"),
 }
+#: programmatic dependent launch: to launch the next kernel, and to wait for the one before
+PDL = ("PREEXIT", "ACQBULK")
 #: of a thread: spilling is worse than anything, so a kernel may take what there is
 REGISTERS = 255
 #: arch → most bytes of shared memory that a block can have

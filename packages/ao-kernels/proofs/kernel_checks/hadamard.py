@@ -9,7 +9,7 @@ import torch
 from ao_kernels.triton.hadamard.op import Shape, launch_shape, sign_bits
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, TYPES
+from kernel_checks.common import BF16, PDL, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -55,6 +55,7 @@ def _check(
         budget=budget,
         holding=(),
         counts=counts,
+        anywhere=PDL,
         present=("HMMA",) if multiplied else (),
         absent=("LDL", "STL", "CALL", *(() if multiplied else ("I2F", "HMMA"))),
     )

@@ -10,7 +10,7 @@ import torch
 from ao_kernels.triton.rows.op import launch_shape, settings
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, TYPES
+from kernel_checks.common import BF16, PDL, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -72,6 +72,7 @@ def _check(budget: float, registers: int, case: _Rows) -> Check:
         budget=budget,
         holding=(),
         counts={"LDG": held * cols * read // (16 * 32 * warps)},
+        anywhere=PDL,
         absent=("I2F", "LDL", "STL", "CALL"),
     )
 

@@ -10,7 +10,7 @@ import torch
 from ao_kernels.triton.scaled_mm.launch import BLOCK_K, TILE_CONFIGS, TileConfig, constants
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, SHARED, TYPES
+from kernel_checks.common import BF16, PDL, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -66,7 +66,7 @@ def _build(case: _Matmul) -> Build:
     sizes = ["M", "N", "K", "stride_a", "stride_b", "m_tiles", "experts"]
     chosen = constants(
         config, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
-        groups=case.groups,
+        groups=case.groups, pdl=True,
     )  # fmt: skip
     if not case.groups:
         chosen["experts"] = 1
@@ -103,6 +103,7 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
         holding=tuple(counts),
         counts=counts,
         present=("UTMALDG",),
+        anywhere=PDL,
         absent=("I2F", "LDL", "STL"),
     )
 

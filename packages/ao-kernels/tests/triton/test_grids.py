@@ -1,4 +1,4 @@
-"""The order of CTAs: those that run together read the same weights, so M is the fastest dimension of a grid."""
+"""The order of CTAs: those that run together read the same weights, so M is the fastest dimension."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTING = LaunchConfig(TileConfig(16, 4, 4), 4)
 
 @pytest.fixture
 def grids(monkeypatch):
-    """The grids of what is launched: in the place of kernels, which need Triton, stands one that notes them."""
+    """The grids of what is launched: kernels, which need Triton, are replaced by one that notes them."""
     found = []
 
     class Noting:
