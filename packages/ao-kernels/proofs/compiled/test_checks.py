@@ -8,6 +8,7 @@ import pytest
 
 from ao_triton_checks.aot import compile_for
 from ao_triton_checks.limits import counted_loop, per_unit, violations
+from ao_triton_checks.sass import histogram
 from kernel_checks import CHECKS, w4a8
 
 #: checks of kernels that others check in every change, at another size or in another format
@@ -66,6 +67,13 @@ def test_a_kernel_that_starts_early_waits_before_it_reads(name, prefetches):
     assert names.index("PREEXIT") < names.index("ACQBULK") < min(reads)
     if prefetches:
         assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK")
+
+
+def test_zero_points_are_brought_nearer_as_scales_are():
+    """One prefetch for words, scales and zero points of each of four tiles: none is loaded cold."""
+    name = "int8 × int4 g64 zero rows 16"
+    (check,) = (check for check in w4a8.CHECKS if check.name == name)
+    assert histogram(compile_for(check.build()).code)["CCTL"] == 3 * 4
 
 
 @pytest.mark.parametrize("check", [param(check) for check in w4a8.CHECKS])
