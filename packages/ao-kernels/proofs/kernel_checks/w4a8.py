@@ -80,7 +80,7 @@ def _check(budget: float, case: _Matmul) -> Check:
         case.name,
         partial(_build, case),
         REGISTERS,
-        SHARED[90],
+        SHARED,
         work=weights / 2 / 128,
         budget=budget,
         counts={"QGMMA" if case.act == "f8e4m3" else "IGMMA": count},

@@ -32,13 +32,19 @@ def grids(monkeypatch):
             found.append(grid)
             return lambda *args, **options: None
 
-    for family, name in ((weight_only, "kernel"), (weight_only, "kernel_experts"), (w4a8, "kernel")):
+    for family, name in (
+        (weight_only, "kernel"),
+        (weight_only, "kernel_experts"),
+        (w4a8, "kernel"),
+    ):
         monkeypatch.setattr(family, name, SimpleNamespace(linear=Noting()), raising=False)
     return found
 
 
 def weight(spec, layout, *experts):
-    return to_layout(quantize_tensor(gaussian((*experts, N, K)), replace(spec, layout="packed")), layout)
+    return to_layout(
+        quantize_tensor(gaussian((*experts, N, K)), replace(spec, layout="packed")), layout
+    )
 
 
 def test_weight_only(grids):
@@ -51,9 +57,7 @@ def test_weight_only(grids):
 def test_experts(grids):
     w = weight(Spec("int4", (1, 128), "float16"), "plane16", 2)
     x, offs = gaussian((20, K)).half(), torch.tensor([16, 20], dtype=torch.int32)
-    op_experts.launch(
-        x, w.qdata, w.scale, None, w.table, offs, N, K, 128, "int4", setting=SETTING
-    )
+    op_experts.launch(x, w.qdata, w.scale, None, w.table, offs, N, K, 128, "int4", setting=SETTING)
     assert grids == [(op_experts.most_m_tiles(20, 2, 16), 3, 4)]
 
 

@@ -32,7 +32,11 @@ ANYWHERE = {
     "x_zero_ptr": {"w4a8"},
     "zero_ptr": {"rows", "scaled_mm"},
     "sums_ptr": {"scaled_mm"},
-    **dict.fromkeys(("center_ptr", "counts_ptr", "sinks_ptr", "start_ptr", "stop_ptr"), {"attend"}),
+    "center_ptr": {"attend"},
+    "counts_ptr": {"attend"},
+    "sinks_ptr": {"attend"},
+    "start_ptr": {"attend"},
+    "stop_ptr": {"attend"},
 }
 
 
