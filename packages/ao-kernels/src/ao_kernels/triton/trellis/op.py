@@ -44,17 +44,22 @@ def prepare(device: torch.device) -> None:
     """Copy the values of states to a device, once. Never in a launch, as what that makes is not kept."""
     if device not in _tables:
         with neutral():
-            values = torch.tensor(trellis_values(), dtype=torch.int8, device="cpu")
-            _tables[device] = values.to(device)
+            _tables[device] = _copied(device)
+
+
+def _copied(device: torch.device) -> Tensor:
+    return torch.tensor(trellis_values(), dtype=torch.int8, device="cpu").to(device)
 
 
 def _table(device: torch.device) -> Tensor:
-    """The values of states on a device; without those of `prepare` a launch fills its own.
+    """The values of states on a device; without those of `prepare` a launch has its own.
 
-    By fills, 8 values each: a CUDA graph can capture them, but no copy from the host.
+    In a CUDA graph by fills, 8 values each: a copy from the host cannot be captured.
     """
     if device in _tables:
         return _tables[device]
+    if not torch.cuda.is_current_stream_capturing():
+        return _copied(device)
     words = struct.unpack("<32q", struct.pack("<256b", *trellis_values()))
     table = torch.empty(len(words), dtype=torch.int64, device=device)
     for each, word in zip(table.unbind(), words, strict=True):
