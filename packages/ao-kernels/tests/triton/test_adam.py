@@ -96,17 +96,17 @@ def test_a_graph_captures_steps_that_were_taken(monkeypatch):
 def test_a_graph_keeps_its_tables(monkeypatch):
     """More tensors than the cache has room for come later, and a replay reads where the tables were."""
     monkeypatch.setattr(adam, "_captured", {})
-    cpu, capturing = torch.device("cpu"), [False]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    cpu, captured = torch.device("cpu"), False
+    monkeypatch.setattr(adam, "capturing", lambda device: captured)
 
     def memory(first):
         where = adam._Addresses((first,), (32,), ((48,),) * 4, (adam.CHUNK,))
         return [weakref.ref(x.untyped_storage()) for x in adam._tables_of(where, cpu)[:2]]
 
     memory(1 << 20)
-    capturing[0] = True
+    captured = True
     of_graph = memory(1 << 20)
-    capturing[0] = False
+    captured = False
     of_no_graph = memory(1 << 21)
     for i in range(20):
         memory(16 * i)

@@ -16,6 +16,7 @@ from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared import workspace
 from ao_kernels.triton.shared.workspace import COUNTER_ALIGNMENT, rows_of, split_k_workspace
 from ao_kernels.triton.trellis import op as trellis
+from ao_kernels.triton.trellis import records
 
 CPU = torch.device("cpu")
 
@@ -67,15 +68,15 @@ def test_weights_bring_the_semaphores(pools):
     assert CPU in pools
 
 
-@pytest.mark.parametrize("capturing", [False, True])
-def test_a_launch_keeps_no_table(monkeypatch, capturing):
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_launch_keeps_no_table(monkeypatch, captured):
     """Of a trellis; in a capture that nothing came before, nothing is copied from the host either."""
     monkeypatch.setattr(trellis, "_tables", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(trellis, "capturing", lambda device: captured)
     with Made() as made:
         table = trellis._table(CPU)
     assert table.tolist() == list(trellis_values())
-    assert not capturing or made.ops <= {"empty", "unbind", "fill_", "view"}
+    assert not captured or made.ops <= {"detach", "empty", "fill_", "unbind", "view"}
     del table
     gc.collect()
     assert made.memory
@@ -83,17 +84,17 @@ def test_a_launch_keeps_no_table(monkeypatch, capturing):
     assert not trellis._tables
 
 
-@pytest.mark.parametrize("capturing", [False, True])
-def test_who_asks_for_a_kernel_brings_the_table_of_a_trellis(monkeypatch, capturing):
+@pytest.mark.parametrize("captured", [False, True])
+def test_who_asks_for_a_kernel_brings_the_table_of_a_trellis(monkeypatch, captured):
     monkeypatch.setattr(trellis, "_tables", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(records, "capturing", lambda device: captured)
     options = (("scale_rule", "absmean"),)
     spec = Spec("int2", (1, WHOLE), "bfloat16", layout="trellis", options=options)
     kernel = registry.kernels.get("triton_trellis_linear")
     call = Call("linear", spec, (256, 96), (3, 96), torch.bfloat16, "cuda")
     assert kernel.refuses(call) is None
-    assert (CPU in trellis._tables) == (not capturing)
-    if not capturing:
+    assert (CPU in trellis._tables) == (not captured)
+    if not captured:
         with Made() as made:
             assert trellis._table(CPU).tolist() == list(trellis_values())
         assert not made.memory

@@ -13,7 +13,7 @@ from torch import Tensor
 from ao_core import QTensor, Spec
 from ao_core.ext import UnsupportedOp
 from ao_kernels.optim import check_contiguous, count_change
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import capturing, on_device
 
 __all__ = ["CHUNK", "STATES", "TYPES", "adam_step", "settings"]
 
@@ -121,7 +121,7 @@ def _tables_of(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor,
     found = _captured.get((where, device))
     if found is None:
         found = _tables(where, device)
-        if torch.cuda.is_current_stream_capturing():
+        if capturing(device):
             _captured[where, device] = found
     return found
 
@@ -148,7 +148,7 @@ def _uploaded(x: Tensor, device: torch.device) -> Tensor:
     """A copy on the device for which the host does not wait: from pinned memory, in the stream's order."""
     if device.type != "cuda":
         return x.to(device)
-    if torch.cuda.is_current_stream_capturing():
+    if capturing(device):
         raise UnsupportedOp(
             "adam_step in Triton: a step with these tensors was not taken before, and its table of addresses "
             "cannot be captured; take one step, with gradients in the same memory, before the capture"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.ext.kernels import neutral
 from ao_core.ext.numerics import TRELLIS_MULTIPLIERS, TRELLIS_UNIT, trellis_values
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import capturing, on_device
 from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.workspace import rows_of
 
@@ -58,7 +58,7 @@ def _table(device: torch.device) -> Tensor:
     """
     if device in _tables:
         return _tables[device]
-    if not torch.cuda.is_current_stream_capturing():
+    if not capturing(device):
         return _copied(device)
     words = struct.unpack("<32q", struct.pack("<256b", *trellis_values()))
     table = torch.empty(len(words), dtype=torch.int64, device=device)
