@@ -306,7 +306,7 @@ def lint(session: nox.Session) -> None:
     env = tools(session, "lint")
     env.python("-m", "ruff", "check", ".")
     env.python("-m", "ruff", "format", "--check", ".")
-    for script in ("check_sizes.py", "check_texts.py", "check_packages.py"):
+    for script in ("check_sizes.py", "check_texts.py", "check_packages.py", "count_gpu_lines.py"):
         env.python(f"scripts/{script}")
 
 

@@ -25,7 +25,7 @@ FORMATS = {
     "nf4 g64": Spec("nf4", (1, 64), "bfloat16", layout="packed"),
     "float8": Spec("f8e4m3", (1, WHOLE), "float32"),
 }
-#: those that kernels in CUDA C++ serve up to 64 rows: measured by the ones in Triton too
+#: those that kernels in CUDA C++ serve for few rows: measured by the ones in Triton too
 IN_CUDA = ("int4 g128", "int8", "int4 g64 zero", "float8")
 #: rows of activations that bars are about, and the others
 FIRST, THEN = (1, 16, 64, 128, 256), (8, 32, 1024, 4096)

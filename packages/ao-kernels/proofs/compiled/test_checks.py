@@ -49,13 +49,31 @@ def test_check(check, record_property):
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", ["int4 g128 rows 16", "uint4 g64 zero rows 16"])
-def test_a_kernel_that_starts_early_waits_before_it_reads(name):
+@pytest.mark.parametrize(
+    ("name", "prefetches"),
+    [
+        ("int4 g128 rows 16", True),
+        ("uint4 g64 zero rows 16", True),
+        ("sm_90 rows plain f8e4m3 bf16 K 4096", False),
+        ("e4m3 × e4m3 scales row × row bf16 tile 128 × 256", False),
+    ],
+)
+def test_a_kernel_that_starts_early_waits_before_it_reads(name, prefetches):
     """Programmatic dependent launch: what the kernel before writes is there only after `ACQBULK`."""
     check = next(check for check in CHECKS if check.name == name)
     names = [instruction.name for instruction in compile_for(check.build()).code]
-    reads = [names.index(load) for load in ("LDG", "LDGSTS") if load in names]
-    assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK") < min(reads)
+    reads = [names.index(load) for load in ("LDG", "LDGSTS", "UTMALDG") if load in names]
+    assert names.index("PREEXIT") < names.index("ACQBULK") < min(reads)
+    if prefetches:
+        assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK")
+
+
+def test_zero_points_are_brought_nearer_as_scales_are():
+    """One prefetch for words, scales and zero points of each of four tiles: none is loaded cold."""
+    name = "int8 × int4 g64 zero rows 16"
+    (check,) = (check for check in w4a8.CHECKS if check.name == name)
+    code = compile_for(check.build()).code
+    assert sum(each.opcode.startswith("CCTL.E.PF2") for each in code) == 3 * 4
 
 
 @pytest.mark.parametrize("check", [param(check) for check in w4a8.CHECKS])

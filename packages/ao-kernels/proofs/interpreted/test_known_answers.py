@@ -24,6 +24,7 @@ from ao_kernels.triton.rows import records as rows
 from ao_kernels.triton.scaled_mm import records as scaled_mm
 from ao_kernels.triton.shared import known_answer
 from ao_kernels.triton.shared.known_answer import answer, every_code, proven
+from ao_kernels.triton.sparsify import records as sparsify
 from ao_kernels.triton.w4a8 import records as w4a8
 from ao_kernels.triton.weight_only import kernel_codes, samples
 from ao_kernels.triton.weight_only import records as weight_only
@@ -113,6 +114,10 @@ SAMPLES = {
     "hadamard": (hadamard.hadamard, hadamard._sample, call("hadamard", Spec("int8", (1, 64)))),
     "paley": (hadamard.hadamard, hadamard._sample, call("hadamard", Spec("int8", (1, 12 * 16)))),
     "attend": (attend.attend, attend._sample, attention(KV, KV)),
+    "two_four": (
+        sparsify.quantize_two_four, sparsify._sample,
+        call("quantize", Spec("fp16", ROW, NO_SCALE, layout="two_four"), x=(3, 302)),
+    ),
 }  # fmt: skip
 
 
@@ -127,6 +132,30 @@ def test_a_step_of_adam():
         return  # an op of ao-optim
     asked = type("StepCall", (), {"param_dtype": HALF, "grad_dtype": HALF})()
     assert answer("adam_step", adam.adam_step, adam._sample(asked), CPU) is None
+
+
+@pytest.mark.parametrize(("k", "dtype"), [(302, HALF), (304, torch.float32)])
+def test_masks_of_tiles(k, dtype):
+    if "tile_mask" not in registry.ops:
+        return  # an op of ao-sparsity
+    asked = type("MaskCall", (), {"x_shape": (40, k), "x_dtype": dtype})()
+    sample = sparsify._mask_sample(asked)
+    assert answer("tile_mask", sparsify.tile_mask, sample, CPU) is None
+
+    def turned(x):
+        return sparsify.tile_mask(x.flip(0)).flip(0)
+
+    assert "wrong numbers" in answer("tile_mask", turned, sample, CPU)
+
+
+def test_every_triton_kernel_has_a_known_answer():
+    """Their `refuses` is that of `proven`, which asks a sample."""
+    refusals = {
+        name: kernel.refuses for name, kernel in registry.kernels.items() if name[:7] == "triton_"
+    }
+    assert len(refusals) > 20
+    without = [name for name, fn in refusals.items() if "proven" not in fn.__qualname__]
+    assert not without
 
 
 @pytest.mark.parametrize("name", ["int4", "f6e3m2", "uint8", "f8e4m3"])

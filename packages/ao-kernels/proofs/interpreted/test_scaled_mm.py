@@ -6,13 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core import WHOLE, Spec, quantize_tensor
-from ao_core.ext import registry
+from ao_core.ext import registry, to_layout
 from ao_core.ext.kernels import decode_parts, encode_parts
 from ao_core.testing.base import gaussian
+from ao_kernels.triton.scaled_mm import launch as module
 from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_matmul
-from ao_kernels.triton.scaled_mm.records import grouped_linear, grouped_mm, linear, mm
+from ao_kernels.triton.scaled_mm.records import (
+    grouped_linear,
+    grouped_mm,
+    linear,
+    linear_with_sums,
+    mm,
+)
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -92,6 +100,31 @@ def test_integers_have_the_bits_of_torch(act, bias):
     x, b = gaussian((2, 9, 200), seed=1) + 0.5, gaussian((70,), seed=2) if bias else None
     of_torch = registry.kernels.get("int_mm").fn(x, w, b)
     assert torch.equal(linear(x, w, b), of_torch)
+
+
+class SumsOfCodes(TorchDispatchMode):
+    """Counts how often rows of an int8 matrix are added up."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._opname == "sum" and args[0].dtype == torch.int8
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_that_bring_the_sums_of_their_rows_are_read_once(monkeypatch):
+    """Adding them up in each call gives the same numbers, and reads the weight once more."""
+    monkeypatch.setattr(module, "scaled_matmul", launch)  # a mode does not see inside of an op
+    plain = quantize_tensor(
+        gaussian((70, 200)), Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int"))
+    )
+    x, w = gaussian((9, 200), seed=1) + 0.5, to_layout(plain, "row_sums")
+    with SumsOfCodes() as of_plain:
+        expected = linear(x, plain, None)
+    with SumsOfCodes() as of_sums:
+        found = linear_with_sums(x, w, None)
+    assert torch.equal(found, expected)
+    assert (of_plain.count, of_sums.count) == (1, 0)
 
 
 @pytest.mark.parametrize("block", [(ROW, ROW), (GROUP, SQUARE)])

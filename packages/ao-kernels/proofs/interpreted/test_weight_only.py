@@ -17,6 +17,7 @@ from ao_core.ext import registry, to_layout
 from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.tile_config import LaunchConfig
+from ao_kernels.triton.shared.workspace import split_k_workspace
 from ao_kernels.triton.weight_only import op
 from ao_kernels.triton.weight_only.launch import TILE_CONFIGS, tile_config_of
 
@@ -41,7 +42,7 @@ SPECS = (
     Spec("uint2", (1, 64), "float16", "int"),
     Spec("f6e3m2", (1, 32), "e8m0"),
 )
-#: the rest of the widths, with groups of k_offsets sizes
+#: the rest of the widths, with groups of other sizes
 MORE = (
     *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
     Spec("uint3", (1, WHOLE), "float32", "float"),
@@ -56,7 +57,7 @@ MORE = (
 EVERY = pytest.mark.parametrize(
     "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in MORE)], ids=str
 )
-#: rows and columns that tiles do not divide; less than a tile; tiles for k_offsets blocks
+#: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
 SHAPES = ((140, 300), (16, 70), (100, 520))
 
 
@@ -95,6 +96,8 @@ def test_linear(spec, shape):
     for m, splits in ((0, 1), (1, 1), (3, 2), (17, 2), (70, 1)):
         x = gaussian((m, k), seed=m).half()
         global_scale = w.parts.get("global_scale")
+        # no launch has a split without a tile
+        splits = min(splits, w.qdata.shape[1])
         setting = LaunchConfig(tile_config_of(m, zero_point="zero_point" in w.parts), splits)
         out = op.launch_linear(
             x, *operands(w), bias, *sizes(w), global_scale=global_scale, setting=setting
@@ -114,6 +117,29 @@ def test_every_tile(config):
             x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits)
         )
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("config", TILE_CONFIGS[:2], ids=str)
+def test_split_k_writes_nothing_beyond_the_result(monkeypatch, config):
+    """Partial sums of rows that there are not stay as they were: few rows would else cost whole tiles."""
+    guarded = []
+
+    def workspace(*arguments):
+        partial, semaphores = split_k_workspace(*arguments)
+        guarded.append(partial.fill_(torch.nan))
+        return partial, semaphores
+
+    monkeypatch.setattr(op, "split_k_workspace", workspace)
+    (n, k), m, splits = (140, 520), 3, 2
+    w, x = weight(SPECS[0], (n, k)), gaussian((m, k)).half()
+    out = op.launch_linear(x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits))
+    assert out.isfinite().all()
+    (partial,) = guarded
+    blocks = -(-n // config.block_n)
+    parts = partial.view(blocks, splits, config.block_n, config.block_m).transpose(0, 1)
+    written = parts.reshape(splits, blocks * config.block_n, config.block_m).isfinite()
+    assert written[:, :n, :m].all()
+    assert written.sum() == splits * n * m
 
 
 @EVERY

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, TYPES
+from kernel_checks.common import BF16
 
 __all__ = ["CHECKS"]
 
 
-def _build(dtype: torch.dtype, arch: int, *, stochastic: bool) -> Build:
-    """The kernel `step` for parameters and gradients of a dtype, as `adam.adam_step` launches it."""
+def _build(stochastic: bool) -> Build:
+    """The kernel `step` for parameters and gradients in bfloat16, as `adam.adam_step` launches it."""
     from ao_kernels.triton.adam import kernel
     from ao_kernels.triton.adam.op import settings
 
     numbers = ("beta1", "beta2", "rest1", "rest2", "eps", "rate", "root", "keep", "decay", "sign")
     types = {"tensor_ptr": "*i64", "chunk_ptr": "*i32", **dict.fromkeys(numbers, "fp32")}
-    chosen = settings(dtype, dtype, aligned=True, stochastic=stochastic, assembly=True)
+    chosen = settings(BF16, BF16, aligned=True, stochastic=stochastic, assembly=True)
     return Build(
-        kernel.step, {**types, "seed": "i32"}, chosen, arch, 4, 1, ("tensor_ptr", "chunk_ptr")
+        kernel.step, {**types, "seed": "i32"}, chosen, 90, 4, 1, ("tensor_ptr", "chunk_ptr")
     )
 
 
-def _check(
-    budget: float, dtype: torch.dtype = BF16, arch: int = 90, *, stochastic: bool = False
-) -> Check:
+def _check(budget: float, *, stochastic: bool = False) -> Check:
     """For 32 parameters: at 10 bytes for one, an H200 has 69 instructions for them.
 
     A turn is over 1024. What is converted are the scales: one for 256 parameters.
     """
     return Check(
-        f"sm_{arch} adam float8 {TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
-        partial(_build, dtype, arch, stochastic=stochastic),
+        f"sm_90 adam float8 bf16{' stochastic' if stochastic else ''}",
+        partial(_build, stochastic),
         registers=128,
         shared=1024,
         conversions=2,
         work=1024 / 32,
         budget=budget,
         holding=("LDG",),
-        counts={"LDG": 6, "STG": 5} if dtype.itemsize == 2 else {"LDG": 12, "STG": 8},
+        counts={"LDG": 6, "STG": 5},
         present=("MUFU", "F2FP"),
         absent=("I2F", "LDL", "STL"),
     )

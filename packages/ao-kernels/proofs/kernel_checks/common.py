@@ -11,9 +11,9 @@ import torch
 
 from ao_kernels.triton.weight_only.scales import KINDS
 
-__all__ = ["BF16", "FP16", "FP32", "REGISTERS", "SHARED", "TYPES"]
+__all__ = ["BF16", "FP32", "PDL", "REGISTERS", "SHARED", "TYPES"]
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP32 = torch.bfloat16, torch.float32
 #: dtypes of tensors, as signatures of kernels call them
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -22,7 +22,9 @@ TYPES = {
     torch.uint8: "*u8",
     **dict.fromkeys(KINDS, "*u8"),
 }
+#: programmatic dependent launch: to launch the next kernel, and to wait for the one before
+PDL = ("PREEXIT", "ACQBULK")
 #: of a thread: spilling is worse than anything, so a kernel may take what there is
 REGISTERS = 255
-#: arch → most bytes of shared memory that a block can have
-SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+#: most bytes of shared memory that a block can have, on sm_90
+SHARED = 227 * 1024

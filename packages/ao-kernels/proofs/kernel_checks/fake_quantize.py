@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
+from ao_kernels.triton.fake_quantize.op import HELD, WARPS, settings
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
 from kernel_checks.common import BF16, TYPES
@@ -16,57 +15,41 @@ __all__ = ["CHECKS"]
 
 @dataclass(frozen=True)
 class _Blocks:
-    """A format as the kernel `round_rows` is compiled for it."""
+    """Blocks of f4e2m1 as the kernel `round_rows` is compiled for them."""
 
-    numbers: str = "f4e2m1"
-    block: int = 32
-    scales: str = "e8m0"
-    dtype: torch.dtype = BF16
-    even: bool = True
-    arch: int = 90
+    block: int
+    scales: str
 
 
 def _build(case: _Blocks) -> Build:
     """As `round_blocks` launches it."""
     from ao_kernels.triton.fake_quantize import kernel
-    from ao_kernels.triton.fake_quantize.op import HELD, WARPS, settings
 
-    x = TYPES[case.dtype]
-    pointers = {"x_ptr": x, "found_ptr": "*fp32", "out_ptr": x}
+    pointers = {"x_ptr": TYPES[BF16], "found_ptr": "*fp32", "out_ptr": TYPES[BF16]}
     chosen = {
         "HELD": HELD // case.block,
         "BLOCK": case.block,
-        "EVEN": case.even,
-        **settings(case.numbers, case.scales, "floor", assembly=True),
+        "EVEN": True,
+        **settings("f4e2m1", case.scales, "floor", assembly=True),
     }
     types = {**pointers, **dict.fromkeys(("blocks", "K", "a_row"), "i32")}
-    return Build(kernel.round_rows, types, chosen, case.arch, WARPS, 1, tuple(pointers))
+    return Build(kernel.round_rows, types, chosen, 90, WARPS, 1, tuple(pointers))
 
 
 def _check(budget: float, case: _Blocks) -> Check:
     """For 128 bytes that are read or written; there is no loop, so all instructions count."""
-    from ao_kernels.triton.fake_quantize.op import HELD, WARPS
-
-    width = case.dtype.itemsize
-    ragged = "" if case.even else " ragged"
-    loads = HELD * (width if case.even else 16) // (16 * 32 * WARPS)  # ragged: one by one
-    # which row a block is in takes one division, by way of floats
-    divides = () if case.even else ("I2F",)
+    width = BF16.itemsize
     return Check(
-        f"sm_{case.arch} {case.numbers} b{case.block} {case.scales} {TYPES[case.dtype][1:]}{ragged}",
+        f"sm_90 f4e2m1 b{case.block} {case.scales} bf16",
         partial(_build, case),
-        registers=96 if case.even else 192,
+        registers=96,
         shared=2048,
         work=HELD * 2 * width / 128,
         budget=budget,
         holding=(),
-        counts={"LDG": loads + (case.scales == "nested")},
-        present=divides,
-        absent=("LDL", "STL", "CALL", *(() if divides else ("I2F",))),
+        counts={"LDG": HELD * width // (16 * 32 * WARPS) + (case.scales == "nested")},
+        absent=("LDL", "STL", "CALL", "I2F"),
     )
 
 
-CHECKS = (
-    _check(15.6, _Blocks()),
-    _check(24.2, _Blocks("f4e2m1", 16, "nested")),
-)
+CHECKS = (_check(15.6, _Blocks(32, "e8m0")), _check(24.2, _Blocks(16, "nested")))

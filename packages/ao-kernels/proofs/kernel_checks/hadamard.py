@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-
 from ao_kernels.triton.hadamard.op import Shape, launch_shape, sign_bits
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, TYPES
+from kernel_checks.common import BF16, PDL, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -20,23 +18,18 @@ def _shape(block: int) -> Shape:
     return shape
 
 
-def _build(block: int, dtype: torch.dtype, arch: int) -> Build:
+def _build(block: int) -> Build:
     """The kernel `transform`, as `op.transform` launches it."""
     from ao_kernels.triton.hadamard import kernel
 
     shape = _shape(block)
-    pointers = {
-        "x_ptr": TYPES[dtype],
-        "y_ptr": TYPES[dtype],
-    }
+    pointers = dict.fromkeys(("x_ptr", "y_ptr"), TYPES[BF16])
     types = {**pointers, "blocks": "i32", "before": "fp32", "after": "fp32"}
-    chosen = shape.constants | {"SIGNS": sign_bits(shape.order, False), "PDL": arch >= 90}
-    return Build(kernel.transform, types, chosen, arch, shape.warps, 1, tuple(pointers))
+    chosen = shape.constants | {"SIGNS": sign_bits(shape.order, False), "PDL": True}
+    return Build(kernel.transform, types, chosen, 90, shape.warps, 1, tuple(pointers))
 
 
-def _check(
-    budget: float, registers: int, block: int, dtype: torch.dtype = BF16, arch: int = 90
-) -> Check:
+def _check(budget: float, registers: int, block: int) -> Check:
     """For 128 bytes that are read or written; there is no loop, so all instructions count.
 
     Not measured on a device. A matrix of Paley's is read once for a block, and takes tensor cores.
@@ -44,17 +37,18 @@ def _check(
     shape = _shape(block)
     held = shape.blocks * shape.padded * shape.power
     multiplied = shape.order > 1
-    counts = {} if multiplied else {"LDG": held * dtype.itemsize // (16 * 32 * shape.warps)}
+    counts = {} if multiplied else {"LDG": held * BF16.itemsize // (16 * 32 * shape.warps)}
     return Check(
-        f"sm_{arch} hadamard {TYPES[dtype][1:]} {shape.order}x{shape.power}",
-        partial(_build, block, dtype, arch),
+        f"sm_90 hadamard bf16 {shape.order}x{shape.power}",
+        partial(_build, block),
         registers=registers,
         shared=4 * held,
         conversions=0,
-        work=shape.blocks * shape.order * shape.power * dtype.itemsize * 2 / 128,
+        work=shape.blocks * shape.order * shape.power * BF16.itemsize * 2 / 128,
         budget=budget,
         holding=(),
         counts=counts,
+        anywhere=PDL,
         present=("HMMA",) if multiplied else (),
         absent=("LDL", "STL", "CALL", *(() if multiplied else ("I2F", "HMMA"))),
     )

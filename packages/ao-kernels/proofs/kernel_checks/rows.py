@@ -5,25 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ao_kernels.triton.rows.op import launch_shape, settings
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, TYPES
+from kernel_checks.common import BF16, PDL, TYPES
 
 __all__ = ["CHECKS"]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of k numbers as the kernel `quantize_rows` is compiled for them."""
+    """Rows of k numbers in bfloat16 as the kernel `quantize_rows` is compiled for them, to f8e4m3."""
 
     source: str = "plain"
-    numbers: str = "f8e4m3"
     k: int = 4096
-    dtype: torch.dtype = BF16
-    arch: int = 90
 
 
 def _build(case: _Rows) -> Build:
@@ -34,14 +29,13 @@ def _build(case: _Rows) -> Build:
     chosen = {
         "ROWS": held,
         "COLS": cols,
-        **settings(case.numbers, case.source, case.dtype, assembly=True),
-        "PDL": case.arch >= 90,
+        **settings("f8e4m3", case.source, BF16, assembly=True),
+        "PDL": True,
     }
-    codes = {"float": f"*{chosen['FORMAT']}", "signed": "*i8", "unsigned": "*u8"}[chosen["KIND"]]
     pointers = {
-        "x_ptr": TYPES[case.dtype],
-        "other_ptr": TYPES[case.dtype],
-        "codes_ptr": codes,
+        "x_ptr": TYPES[BF16],
+        "other_ptr": TYPES[BF16],
+        "codes_ptr": f"*{chosen['FORMAT']}",
         "scale_ptr": "*fp32",
         "zero_ptr": "*u8",
     }
@@ -51,7 +45,7 @@ def _build(case: _Rows) -> Build:
         sizes.pop()
     types = {**pointers, **dict.fromkeys(sizes, "i32"), "eps": "fp32"}
     return Build(
-        kernel.quantize_rows, types, chosen, case.arch, warps, 1,
+        kernel.quantize_rows, types, chosen, 90, warps, 1,
         (*(name for name in pointers if name != "zero_ptr"), *sizes[1:]),
     )  # fmt: skip
 
@@ -59,12 +53,12 @@ def _build(case: _Rows) -> Build:
 def _check(budget: float, registers: int, case: _Rows) -> Check:
     """For 128 bytes that are read or written; there is no loop, so all instructions count."""
     held, cols, warps = launch_shape(case.k)
-    width = case.dtype.itemsize
+    width = BF16.itemsize
     read = width if case.source == "plain" else 2 * width
     # weights of RMSNorm come from the cache
     moved = width + 1 if case.source == "rms_norm" else read + 1
     return Check(
-        f"sm_{case.arch} rows {case.source} {case.numbers} {TYPES[case.dtype][1:]} K {case.k}",
+        f"sm_90 rows {case.source} f8e4m3 bf16 K {case.k}",
         partial(_build, case),
         registers=registers,
         shared=1024,
@@ -72,6 +66,7 @@ def _check(budget: float, registers: int, case: _Rows) -> Check:
         budget=budget,
         holding=(),
         counts={"LDG": held * cols * read // (16 * 32 * warps)},
+        anywhere=PDL,
         absent=("I2F", "LDL", "STL", "CALL"),
     )
 

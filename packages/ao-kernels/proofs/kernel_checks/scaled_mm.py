@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ao_kernels.triton.scaled_mm.launch import BLOCK_K, TILE_CONFIGS, TileConfig, constants
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, SHARED, TYPES
+from kernel_checks.common import BF16, PDL, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -18,29 +16,26 @@ _LARGE, _MIDDLE, _, _SMALL = TILE_CONFIGS
 _SQUARE = ("block", "square")
 #: multiplications of 8 bits that the tensor cores of a processor of sm_90 do in a cycle
 _MACS = 4096
-_CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
+_CODES = {"e4m3": "fp8e4nv", "int8": "i8"}
 
 
 @dataclass(frozen=True)
 class _Matmul:
-    """A matmul as the kernel `matmul` is compiled for it, with a bias."""
+    """A matmul as the kernel `matmul` is compiled for it, with a bias in bfloat16."""
 
     config: TileConfig
-    numbers: tuple[str, str] = ("e4m3", "e4m3")
+    #: of both operands
+    numbers: str = "e4m3"
     kinds: tuple[str, str] = ("row", "row")
-    fast_accum: bool = True
-    zero_point: bool = False
     #: 0: no experts; else a power of two
     groups: int = 0
-    dtype: torch.dtype = BF16
 
     @property
     def name(self) -> str:
-        more = ("" if self.fast_accum else " promoted", " zero" if self.zero_point else "")
         grouped = f" experts below {self.groups}" if self.groups else ""
         return (
-            f"{' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
-            f"{grouped} {TYPES[self.dtype][1:]} tile {self.config.block_m} × {self.config.block_n}"
+            f"{self.numbers} × {self.numbers} scales {' × '.join(self.kinds)}"
+            f"{grouped} bf16 tile {self.config.block_m} × {self.config.block_n}"
         )
 
 
@@ -48,26 +43,31 @@ def _build(case: _Matmul) -> Build:
     """The kernel `matmul`, as `scaled.launch` does for sizes that are multiples of 16."""
     from ao_kernels.triton.scaled_mm import kernel
 
-    config, integers = case.config, case.numbers[0] == "int8"
-    promote = not integers and (case.kinds[0] == "block" or not case.fast_accum)
-    operands = {}
-    for name, numbers, rows in zip("ab", case.numbers, config[:2], strict=True):
-        code = _CODES[numbers]
-        operands[name] = f"tensordesc<{code}[{rows}, {BLOCK_K}]>"
+    config, integers, code = case.config, case.numbers == "int8", _CODES[case.numbers]
+    promote = not integers and case.kinds[0] == "block"
+    operands = {
+        name: f"tensordesc<{code}[{rows}, {BLOCK_K}]>"
+        for name, rows in (("a", config.block_m), ("b", config.block_n))
+    }
     pointers = {
         "a_scale_ptr": "*fp32",
         "b_scale_ptr": "*fp32",
-        "zero_ptr": "*i32" if case.zero_point else "*fp32",
-        "sums_ptr": "*i32" if case.zero_point else "*fp32",
-        "bias_ptr": TYPES[case.dtype],
+        "zero_ptr": "*fp32",
+        "sums_ptr": "*fp32",
+        "bias_ptr": TYPES[BF16],
         "offs_ptr": "*i32" if case.groups else "*fp32",
-        "out_ptr": TYPES[case.dtype],
+        "out_ptr": TYPES[BF16],
     }
     sizes = ["M", "N", "K", "stride_a", "stride_b", "m_tiles", "experts"]
     chosen = constants(
-        config, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
+        config,
+        case.kinds,
+        integers=integers,
+        promote=promote,
+        bias=True,
         groups=case.groups,
-    )  # fmt: skip
+        pdl=True,
+    )
     if not case.groups:
         chosen["experts"] = 1
         sizes.pop()
@@ -87,8 +87,8 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
     The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
     """
     config, build = case.config, partial(_build, case)
-    shared = min(SHARED[90], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024)
-    integers = case.numbers[0] == "int8"
+    shared = min(SHARED, (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024)
+    integers = case.numbers == "int8"
     # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
     count = config.block_m * BLOCK_K // (64 * 32) // (config.num_warps // 4)
     halves = config.block_n // 128 if integers and config.block_n > 128 else 1
@@ -103,15 +103,15 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
         holding=tuple(counts),
         counts=counts,
         present=("UTMALDG",),
+        anywhere=PDL,
         absent=("I2F", "LDL", "STL"),
     )
 
 
-_INT8 = ("int8", "int8")
 CHECKS = (
     _check(0.77, 232, _Matmul(_LARGE)),
     _check(11.8, 64, _Matmul(_SMALL)),
     _check(3.1, 168, _Matmul(_MIDDLE, kinds=_SQUARE)),
-    _check(0.85, 232, _Matmul(_LARGE, _INT8)),
+    _check(0.85, 232, _Matmul(_LARGE, "int8")),
     _check(1.1, 232, _Matmul(_LARGE, groups=16)),
 )

@@ -13,7 +13,7 @@ from ao_kernels.triton.w4a8.launch import TILE_CONFIGS, constants
 from ao_kernels.triton.w4a8.layout import PLANE_K, PLANES, stored, tiling
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, REGISTERS, SHARED, TYPES
+from kernel_checks.common import BF16, PDL, REGISTERS, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -80,13 +80,12 @@ def _check(budget: float, case: _Matmul) -> Check:
         case.name,
         partial(_build, case),
         REGISTERS,
-        SHARED[90],
+        SHARED,
         work=weights / 2 / 128,
         budget=budget,
         counts={"QGMMA" if case.act == "f8e4m3" else "IGMMA": count},
         present=("LDGSTS", "LOP3"),
-        # to launch the next kernel, to bring weights nearer, and to wait for the one before
-        anywhere=("PREEXIT", "CCTL", "ACQBULK"),
+        anywhere=(*PDL, "CCTL"),  # it brings weights nearer meanwhile
     )
 
 

@@ -20,7 +20,7 @@ from ao_kernels.triton.weight_only.launch import (
 from ao_kernels.triton.weight_only.layout import tiling
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP32, REGISTERS, SHARED, TYPES
+from kernel_checks.common import BF16, FP32, PDL, REGISTERS, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -92,7 +92,7 @@ def _build(case: _Matmul) -> Build:
             bias=not case.experts,
         ) | own,
         num_warps=case.config.num_warps,
-        num_stages=stages_of(case.format, case.tiles, case.config, SHARED[90]),
+        num_stages=stages_of(case.format, case.tiles, case.config, SHARED),
         aligned=(*(name for name in pointers if name not in _ANYWHERE), "N", "K", "stride_x"),
     )  # fmt: skip
 
@@ -103,30 +103,30 @@ def _check(budget: float, case: _Matmul) -> Check:
     words = config.block_n * tiles.plane_k
     # 64 × 16 weights a warp group and instruction; sums of activations for zero points are as many again
     hgmma = tiles.planes * words // (64 * 16 * (config.num_warps // 4))
-    # to launch the next kernel, to bring known weights nearer, and to wait for the one before
-    pdl = ("PREEXIT", "ACQBULK") if case.experts else ("PREEXIT", "CCTL", "ACQBULK")
     return Check(
         case.name,
         partial(_build, case),
         REGISTERS,
-        SHARED[90],
+        SHARED,
         work=words * 2 * case.format.words / 128,
         budget=budget,
         counts={"HGMMA": hgmma * (1 if case.zero_dtype is None else 2)},
         present=("LDGSTS", "LOP3"),
-        anywhere=pdl,
+        # known weights are brought nearer meanwhile
+        anywhere=PDL if case.experts else (*PDL, "CCTL"),
     )
 
 
-def _build_embedding(numbers: str) -> Build:
-    """The kernel `embedding` for groups of 64 and zero points, as `ops` launches it."""
+def _build_values(kernel: str, numbers: str) -> Build:
+    """The kernel `embedding` or `dequantize` for groups of 64 and zero points, as `ops` launches it."""
     from ao_kernels.triton.weight_only import kernel_dequantize
     from ao_kernels.triton.weight_only.op import IDS
 
     (n, k), fmt = _EVEN, known(registry.dtypes.get(numbers))
     tiles = tiling(n, k, 64, fmt)
+    lookup = kernel == "embedding"
     pointers = {
-        "ids_ptr": "*i64",
+        **({"ids_ptr": "*i64"} if lookup else {}),
         "w_ptr": "*i16",
         "scale_ptr": "*bf16",
         "global_scale_ptr": "*bf16",
@@ -134,9 +134,9 @@ def _build_embedding(numbers: str) -> Build:
         "table_ptr": "*i32",
         "out_ptr": "*bf16",
     }
-    sizes = ("count", "N", "K", "k_tiles")
+    sizes = (*(("count",) if lookup else ()), "N", "K", "k_tiles")
     chosen = {
-        "IDS": IDS,
+        **({"IDS": IDS} if lookup else {}),
         "BLOCK_N": BLOCK_N,
         "WORDS": fmt.words,
         "PLANES": tiles.planes,
@@ -149,19 +149,35 @@ def _build_embedding(numbers: str) -> Build:
         "HAS_ZERO": fmt.offset != 0,
     }
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
-    return Build(kernel_dequantize.embedding, types, chosen, aligned=(*pointers, "N", "K"))
+    fn = getattr(kernel_dequantize, kernel)
+    return Build(fn, types, chosen, aligned=(*pointers, "N", "K"))
 
 
-def _embedding_gate(numbers: str) -> Check:
+def _embedding_check() -> Check:
     """Neither spills nor takes shared memory for more than what is beside the codes."""
-    name = f"embedding {numbers} g64"
-    return Check(name, partial(_build_embedding, numbers), registers=64, shared=4096)
+    build = partial(_build_values, "embedding", "uint4")
+    return Check("embedding uint4 g64", build, registers=64, shared=4096)
+
+
+def _dequantize_check(budget: float) -> Check:
+    """For 128 bytes that are read or written; there is no loop, so all instructions count."""
+    tile = BLOCK_N * tiling(*_EVEN, 64, known(registry.dtypes.get("uint4"))).width
+    return Check(
+        "dequantize uint4 g64",
+        partial(_build_values, "dequantize", "uint4"),
+        registers=140,
+        shared=4096,
+        work=tile * (1 / 2 + BF16.itemsize) / 128,
+        budget=budget,
+        holding=(),
+    )
 
 
 _E8M0 = torch.float8_e8m0fnu
 #: one for each kernel and family of formats: budgets are what was counted, and a tenth more
 CHECKS = (
-    _embedding_gate("uint4"),
+    _embedding_check(),
+    _dequantize_check(19.6),
     _check(19.8, _Matmul("int4", _SMALL, 128)),
     _check(21.0, _Matmul("int4", _MIDDLE, 128)),
     _check(27.6, _Matmul("int4", _LARGE, 128)),

@@ -25,7 +25,8 @@ def call(
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        (call(m=65), "is for up to 64 rows, found 65"),
+        (call(m=33), "is for up to 32 rows, found 33"),
+        (call(Spec("int8", (1, -1), layout="plane16_bytes"), m=65), "is for up to 64 rows, found 65"),
         (
             call(Spec("uint4", (1, 64), zero_point="float", layout="plane16"), m=33),
             "is for up to 32 rows, found 33",
@@ -71,7 +72,7 @@ def test_says_why_it_cannot_run_beside_triton() -> None:
         (1, 4096, 4096, "8 rows and 32 of N, 3 stages"),
         (1, 28672, 4096, "8 rows and 32 of N, 2 stages"),
         (16, 4096, 14336, "16 rows and 128 of N, split-K 4 in clusters, 4 stages"),
-        (64, 28672, 4096, "64 rows and 256 of N, split-K 2 in clusters, 3 stages"),
+        (32, 28672, 4096, "32 rows and 256 of N, split-K 2 in clusters, 2 stages"),
     ],
 )  # fmt: skip
 def test_describes_the_launch(m: int, n: int, k: int, described: str) -> None:
@@ -84,7 +85,7 @@ def test_a_device_with_little_shared_memory_refuses_many_rows(
 ) -> None:
     monkeypatch.setattr(records, "_device", lambda: (128, 99 * 1024, 100 * 1024, 0))
     assert LINEAR.refuses(call(m=16)) is None
-    text = LINEAR.refuses(call(m=64))
+    text = LINEAR.refuses(call(Spec("int8", (1, -1), layout="plane16_bytes"), m=64))
     assert text is not None
     assert text.endswith("bytes of shared memory for 64 rows, and the device has 101376")
 

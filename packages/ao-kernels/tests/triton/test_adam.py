@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -89,3 +91,25 @@ def test_a_graph_captures_steps_that_were_taken(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(UnsupportedOp, match="take one step"):
         adam._uploaded(torch.zeros(1), torch.device("cuda", 0))
+
+
+def test_a_graph_keeps_its_tables(monkeypatch):
+    """More tensors than the cache has room for come later, and a replay reads where the tables were."""
+    monkeypatch.setattr(adam, "_captured", {})
+    cpu, captured = torch.device("cpu"), False
+    monkeypatch.setattr(adam, "capturing", lambda device: captured)
+
+    def memory(first):
+        where = adam._Addresses((first,), (32,), ((48,),) * 4, (adam.CHUNK,))
+        return [weakref.ref(x.untyped_storage()) for x in adam._tables_of(where, cpu)[:2]]
+
+    memory(1 << 20)
+    captured = True
+    of_graph = memory(1 << 20)
+    captured = False
+    of_no_graph = memory(1 << 21)
+    for i in range(20):
+        memory(16 * i)
+    gc.collect()
+    assert all(ref() is not None for ref in of_graph)
+    assert not any(ref() is not None for ref in of_no_graph)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,25 +20,76 @@ from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.known_answer import concrete
 from ao_kernels.triton.weight_only import samples
 
-KERNELS = sorted(Path(ao_kernels.triton.__file__).parent.rglob("kernel*.py"))
+SOURCES = Path(ao_kernels.triton.__file__).parent
 ROW, UINT8 = (1, WHOLE), Spec("uint8", (1, WHOLE), zero_point="int")
+#: what callers give, and what is cut from a pool, with the families that take it; zero points and sums are
+#: parts of a weight elsewhere, which begin where their memory does
+ANYWHERE = {
+    "bias_ptr": {"bsr", "scaled_mm", "trellis", "w4a8", "weight_only"},
+    "semaphore_ptr": {"bsr", "w4a8", "weight_only"},
+    "offs_ptr": {"scaled_mm", "weight_only"},
+    "x_scale_ptr": {"w4a8"},
+    "x_zero_ptr": {"w4a8"},
+    "zero_ptr": {"rows", "scaled_mm"},
+    "sums_ptr": {"scaled_mm"},
+    "center_ptr": {"attend"},
+    "counts_ptr": {"attend"},
+    "sinks_ptr": {"attend"},
+    "start_ptr": {"attend"},
+    "stop_ptr": {"attend"},
+}
 
 
-@pytest.mark.parametrize(
-    "name", ["semaphore_ptr", "bias_ptr", "offs_ptr", "counts_ptr", "sinks_ptr"]
-)
+class Launched(NamedTuple):
+    """A kernel that is launched, not only called by others, with the options of its `triton.jit`."""
+
+    family: str
+    label: str
+    definition: ast.FunctionDef
+    options: dict[str, list[str]]
+
+
+def launched():
+    """By the sources: `kernel.NAME[grid]` in a module of the family, and the definition of NAME."""
+    for path in sorted(SOURCES.rglob("kernel*.py")):
+        family = path.parent
+        launches = "".join(
+            each.read_text(encoding="utf-8")
+            for each in family.glob("*.py")
+            if not each.stem.startswith("kernel")
+        )
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and f" {path.stem}.{node.name}[" in launches:
+                (jit,) = node.decorator_list
+                given = jit.keywords if isinstance(jit, ast.Call) else []
+                options = {each.arg: ast.literal_eval(each.value) for each in given}
+                yield Launched(family.name, f"{path}: {node.name}", node, options)
+
+
+LAUNCHED = tuple(launched())
+
+
+def test_every_launch_is_found():
+    """A kernel without options too, which would else not be asked anything."""
+    count = 0
+    for path in SOURCES.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if not path.stem.startswith("kernel"):
+            count += len(re.findall(r"\bkernel\w*\.\w+\[", text))
+    assert len(LAUNCHED) == count > 15
+    assert {"quantize_rows", "matmul"} <= {kernel.definition.name for kernel in LAUNCHED}
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
 def test_pointers_that_may_begin_anywhere(name):
     """Every kernel that takes one says so where it is defined (without Triton: by its source)."""
-    found = 0
-    for path in KERNELS:
-        for definition in path.read_text(encoding="utf-8").split("@triton.jit")[1:]:
-            head, _, body = definition.partition("\ndef ")
-            parameters = body.partition("):")[0]
-            # only kernels that are launched have options; functions that they call have none
-            if f"    {name}," in parameters and head.strip():
-                assert f'"{name}"' in head.partition("do_not_specialize_on_alignment")[2], path
-                found += 1
-    assert found
+    families = set()
+    for kernel in LAUNCHED:
+        arguments = {argument.arg for argument in kernel.definition.args.args}
+        if name in arguments and kernel.family in ANYWHERE[name]:
+            assert name in kernel.options.get("do_not_specialize_on_alignment", ()), kernel.label
+            families.add(kernel.family)
+    assert families == ANYWHERE[name]
 
 
 class TestRowSums(LayoutSuite):

@@ -1,4 +1,4 @@
-"""Semaphores and partial sums: a launch keeps nothing that it makes, and alignment is always the same."""
+"""Semaphores, partial sums, tables: a launch keeps nothing that it makes; alignment is always the same."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ao_core import Spec, quantize_tensor
-from ao_core.ext import to_layout
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.numerics import trellis_values
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared import workspace
 from ao_kernels.triton.shared.workspace import COUNTER_ALIGNMENT, rows_of, split_k_workspace
+from ao_kernels.triton.trellis import op as trellis
+from ao_kernels.triton.trellis import records
 
 CPU = torch.device("cpu")
 
@@ -26,13 +29,14 @@ def pools(monkeypatch):
 
 
 class Made(TorchDispatchMode):
-    """Weak references to all memory that is made."""
+    """Weak references to all memory that is made, and the names of the ops."""
 
     def __init__(self):
         super().__init__()
-        self.memory = []
+        self.memory, self.ops = [], set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.add(func._opname)
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
             self.memory.append(weakref.ref(out.untyped_storage()))
@@ -62,6 +66,38 @@ def test_weights_bring_the_semaphores(pools):
     spec = Spec("int4", (1, 64), "float16", layout="packed")
     to_layout(quantize_tensor(gaussian((16, 64)), spec), "plane16")
     assert CPU in pools
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_launch_keeps_no_table(monkeypatch, captured):
+    """Of a trellis; in a capture that nothing came before, nothing is copied from the host either."""
+    monkeypatch.setattr(trellis, "_tables", {})
+    monkeypatch.setattr(trellis, "capturing", lambda device: captured)
+    with Made() as made:
+        table = trellis._table(CPU)
+    assert table.tolist() == list(trellis_values())
+    assert not captured or made.ops <= {"detach", "empty", "fill_", "unbind", "view"}
+    del table
+    gc.collect()
+    assert made.memory
+    assert not any(ref() for ref in made.memory)
+    assert not trellis._tables
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_who_asks_for_a_kernel_brings_the_table_of_a_trellis(monkeypatch, captured):
+    monkeypatch.setattr(trellis, "_tables", {})
+    monkeypatch.setattr(records, "capturing", lambda device: captured)
+    options = (("scale_rule", "absmean"),)
+    spec = Spec("int2", (1, WHOLE), "bfloat16", layout="trellis", options=options)
+    kernel = registry.kernels.get("triton_trellis_linear")
+    call = Call("linear", spec, (256, 96), (3, 96), torch.bfloat16, "cuda")
+    assert kernel.refuses(call) is None
+    assert (CPU in trellis._tables) == (not captured)
+    if not captured:
+        with Made() as made:
+            assert trellis._table(CPU).tolist() == list(trellis_values())
+        assert not made.memory
 
 
 def test_every_slice_is_aligned(pools):

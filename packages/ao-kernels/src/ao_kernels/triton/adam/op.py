@@ -13,7 +13,7 @@ from torch import Tensor
 from ao_core import QTensor, Spec
 from ao_core.ext import UnsupportedOp
 from ao_kernels.optim import check_contiguous, count_change
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import capturing, on_device
 
 __all__ = ["CHUNK", "STATES", "TYPES", "adam_step", "settings"]
 
@@ -83,7 +83,7 @@ def adam_step(
         ),
         tuple(param.numel() for param in params),
     )
-    table, chunks, aligned = _tables(where, device)
+    table, chunks, aligned = _tables_of(where, device)
     beta1, beta2 = betas
     with on_device(params[0]):
         kernel.step[(len(chunks),)](
@@ -112,6 +112,20 @@ class _Addresses(NamedTuple):
     sizes: tuple[int, ...]
 
 
+#: those that a CUDA graph was captured with: it reads their memory at every replay, so they stay
+_captured: dict[tuple[_Addresses, torch.device], tuple[Tensor, Tensor, bool]] = {}
+
+
+def _tables_of(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+    """`_tables`, of which a graph keeps those that it is captured with."""
+    found = _captured.get((where, device))
+    if found is None:
+        found = _tables(where, device)
+        if capturing(device):
+            _captured[where, device] = found
+    return found
+
+
 @lru_cache(maxsize=16)
 def _tables(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor, bool]:
     """int64 (tensors, 7) of addresses and sizes; int32 (chunks, 2): tensor, number of the chunk in it.
@@ -134,7 +148,7 @@ def _uploaded(x: Tensor, device: torch.device) -> Tensor:
     """A copy on the device for which the host does not wait: from pinned memory, in the stream's order."""
     if device.type != "cuda":
         return x.to(device)
-    if torch.cuda.is_current_stream_capturing():
+    if capturing(device):
         raise UnsupportedOp(
             "adam_step in Triton: a step with these tensors was not taken before, and its table of addresses "
             "cannot be captured; take one step, with gradients in the same memory, before the capture"

@@ -20,7 +20,7 @@ __all__ = [
     "tile_config_of",
 ]
 
-#: blocks of a row that each of k_offsets programs gets at least
+#: blocks of a row that each of several CTAs gets at least
 _FEWEST_BLOCKS = 8
 
 

@@ -39,7 +39,7 @@ def quantize_rows(
     SOURCE: "plain", they are those of x (M, K); "rms_norm", x over its root mean square, times `other_ptr`
     (K,) where stride_other is 1; "silu_mul", silu(x) times `other_ptr` (M, K). They are rounded to the type
     of x. KIND of the codes: "float", "signed" or "unsigned", which has zero points.
-    With PDL the matmul behind may start, and prefetch its weights, while this runs.
+    With PDL the matmul behind may start while this runs, and prefetch weights of 4 bits.
     """
     start(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

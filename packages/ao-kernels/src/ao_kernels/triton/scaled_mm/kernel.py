@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ao_kernels.triton.shared.kernel_offsets import find
+from ao_kernels.triton.shared.kernel_prefetch import start
 
 
 @triton.jit(
@@ -41,6 +42,7 @@ def matmul(
     HAS_BIAS: tl.constexpr,
     GROUPS: tl.constexpr,
     TMA: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The matmul a (M, K) @ b (N, K).T of codes: one CTA for BLOCK_M × BLOCK_N of it.
 
@@ -51,8 +53,10 @@ def matmul(
     of a row of `a` times the sum of a row of b.
 
     With GROUPS, a power of two above the number of experts, b is (experts · N, K), and the rows of `a` up to
-    offs[e] are those of expert e; what has no expert becomes 0.
+    offs[e] are those of expert e; what has no expert becomes 0. With PDL it is launched while the kernel in
+    front, which may quantize the activations, still runs.
     """
+    start(PDL)
     # rasterization in groups of GROUP_M tiles along M: CTAs that run together share both operands in L2
     pid = tl.program_id(0)
     n_tiles = tl.cdiv(N, BLOCK_N)

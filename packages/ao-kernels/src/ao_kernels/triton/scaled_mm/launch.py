@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_kernels.triton.shared.device import capability, on_device, sm_count
+from ao_kernels.triton.shared.device import capability, on_device, sm_count, supports_pdl
 from ao_kernels.triton.shared.ops import define
+from ao_kernels.triton.shared.tile_config import options
 
 __all__ = [
     "BLOCK_K",
@@ -96,6 +97,7 @@ def constants(
     bias: bool = False,
     groups: int = 0,
     tma: bool = True,
+    pdl: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments of the kernel `matmul`; `kinds` are A_SCALES and B_SCALES."""
     import triton.language as tl
@@ -113,6 +115,7 @@ def constants(
         "HAS_BIAS": bias,
         "GROUPS": groups,
         "TMA": tma,
+        "PDL": pdl,
     }
 
 
@@ -170,6 +173,7 @@ def launch(
     if config is None:
         config = tile_config_for(m, n, experts, a.device, promote=promote)
     m_tiles = -(-m // config.block_m) + (0 if offs is None else experts)
+    pdl = supports_pdl(a.device)
     with on_device(a):
         a, b = aligned(a), aligned(b.reshape(-1, k))
         if b_scales == "block":  # as the kernel reads them, without looking where the rows end
@@ -186,9 +190,9 @@ def launch(
             **constants(
                 config, (a_scales, b_scales), integers=integers, promote=promote,
                 zero_point=zero_point is not None, bias=bias is not None,
-                groups=0 if offs is None else 1 << experts.bit_length(), tma=tma,
+                groups=0 if offs is None else 1 << experts.bit_length(), tma=tma, pdl=pdl,
             ),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            **options(config.num_warps, config.num_stages, pdl=pdl),
         )  # fmt: skip
     return out
 

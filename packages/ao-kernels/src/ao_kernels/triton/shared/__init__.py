@@ -1,1 +1,1 @@
-"""What k_offsets families of kernels use."""
+"""What several families of kernels use."""

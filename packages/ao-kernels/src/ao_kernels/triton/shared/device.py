@@ -19,6 +19,7 @@ from ao_core.ext.kernels import lacks_capability
 __all__ = [
     "CAPABILITY",
     "capability",
+    "capturing",
     "current_device",
     "on_device",
     "shared_memory",
@@ -55,6 +56,11 @@ def on_device(x: Tensor) -> Any:
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a device without one, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured: what is allocated then is the graph's, and nothing can be copied."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def current_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Dtypes that k_offsets kernels take."""
+"""Dtypes that several kernels take."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import threading
 import torch
 from torch import Tensor
 
+from ao_kernels.triton.shared.device import capturing
+
 __all__ = [
     "COUNTER_ALIGNMENT",
     "SEMAPHORES",
@@ -75,12 +77,12 @@ def take_semaphores(count: int, device: torch.device) -> Tensor:
     count = -(-count // COUNTER_ALIGNMENT) * COUNTER_ALIGNMENT
     pool, mine = _pools.get(device), None
     if pool is not None:
-        cuda = device.type == "cuda"
-        capturing = cuda and torch.cuda.is_current_stream_capturing()
+        captured = capturing(device)
         with _guard:
-            if capturing:
+            if captured:
                 mine = pool.take(count)
             else:
+                cuda = device.type == "cuda"
                 stream = torch.cuda.current_stream(device).cuda_stream if cuda else 0
                 mine = pool.of_stream(stream, count)
     return torch.zeros(count, dtype=torch.int32, device=device) if mine is None else mine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import struct
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.ext.kernels import neutral
 from ao_core.ext.numerics import TRELLIS_MULTIPLIERS, TRELLIS_UNIT, trellis_values
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import capturing, on_device
 from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.workspace import rows_of
 
@@ -24,6 +24,7 @@ __all__ = [
     "constants",
     "dequantize",
     "linear",
+    "prepare",
 ]
 
 #: rows of a weight whose codes are a ring
@@ -35,11 +36,35 @@ DENSE_K = 32
 WARPS = 4
 
 
-@lru_cache
+#: the values of states, on each device that was prepared
+_tables: dict[torch.device, Tensor] = {}
+
+
+def prepare(device: torch.device) -> None:
+    """Copy the values of states to a device, once. Never in a launch, as what that makes is not kept."""
+    if device not in _tables:
+        with neutral():
+            _tables[device] = _copied(device)
+
+
+def _copied(device: torch.device) -> Tensor:
+    return torch.tensor(trellis_values(), dtype=torch.int8, device="cpu").to(device)
+
+
 def _table(device: torch.device) -> Tensor:
-    """The values of states on a device; a first call in a CUDA graph would find none, so warm up before."""
-    with neutral():
-        return torch.tensor(trellis_values(), dtype=torch.int8, device=device)
+    """The values of states on a device; without those of `prepare` a launch has its own.
+
+    In a CUDA graph by fills, 8 values each: a copy from the host cannot be captured.
+    """
+    if device in _tables:
+        return _tables[device]
+    if not capturing(device):
+        return _copied(device)
+    words = struct.unpack("<32q", struct.pack("<256b", *trellis_values()))
+    table = torch.empty(len(words), dtype=torch.int64, device=device)
+    for each, word in zip(table.unbind(), words, strict=True):
+        each.fill_(word)
+    return table.view(torch.int8)
 
 
 def constants(bits: int) -> dict[str, Any]:

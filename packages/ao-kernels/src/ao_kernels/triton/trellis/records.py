@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext import ROW, Parts
-from ao_kernels.triton.shared.device import unavailable
+from ao_kernels.triton.shared.device import capturing, current_device, unavailable
 from ao_kernels.triton.shared.dtypes import ELEMENTS, INPUTS
 from ao_kernels.triton.shared.known_answer import MATMUL, Sample, every_code, noise, proven
 from ao_kernels.triton.trellis import op
@@ -42,6 +42,9 @@ def trellis_dequantize(
 def _refuses(spec: Spec, shape: tuple[int, ...]) -> str | None:
     if len(shape) != 2 or spec.block != ROW or spec.scale_dtype not in _SCALES:
         return f"needs a matrix with one scale per row in {', '.join(_SCALES)}, found {spec} of {shape}"
+    # the layout is ao-core's, so this is where a weight becomes the kernel's: before its first launch
+    if not capturing(device := current_device()):
+        op.prepare(device)
     return None
 
 

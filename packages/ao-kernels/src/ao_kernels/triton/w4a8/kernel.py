@@ -88,8 +88,12 @@ def linear(
         prefetch_tiles(w_ptr, n_tile, first, k_tiles, PREFETCH_TILES, BLOCK_N * PLANE_K, PREFETCH)
         if PLANES_PER_GROUP:
             prefetch_tiles(scale_ptr, n_tile, first, k_tiles, PREFETCH_TILES, PER_TILE, PREFETCH)
+            if HAS_ZERO:
+                prefetch_tiles(zero_ptr, n_tile, first, k_tiles, PREFETCH_TILES, PER_TILE, PREFETCH)
         else:
             prefetch(scale_ptr + n_tile * BLOCK_N, BLOCK_N, PREFETCH)
+            if HAS_ZERO:
+                prefetch(zero_ptr + n_tile * BLOCK_N, BLOCK_N, PREFETCH)
         gdc_wait()
     block = n_tile.to(tl.int64) * k_tiles + first
     grid = n_tile.to(tl.int64) * k_tiles * PER_TILE if PLANES_PER_GROUP else n_tile * BLOCK_N
@@ -106,15 +110,20 @@ def linear(
     acc = tl.zeros(
         (BLOCK_N, BLOCK_M), tl.int32 if INTEGERS and PLANES_PER_GROUP == 0 else tl.float32
     )
-    by = _scales(scale_at + first * PER_TILE, GROUPS, BLOCK_N, LOAD_SCALE)
+    by, moved = _scales(
+        scale_at + first * PER_TILE, zero_at + first * PER_TILE, GROUPS, BLOCK_N, HAS_ZERO, OFFSET, FACTOR,
+        LOAD_SCALE, LOAD_ZERO,
+    )  # fmt: skip
     for tile in range(first, last):
         # codes that have no zero points are signed
         planes = _numbers(w_at, tile_k, x_ptr, PLANES, not HAS_ZERO, ASM)
         left = K - tile * (PLANES * PLANE_K)
         if PLANES_PER_GROUP:
-            next_by = _scales(
-                scale_at + tl.minimum(tile + 1, last - 1) * PER_TILE, GROUPS, BLOCK_N, LOAD_SCALE
-            )
+            ahead = tl.minimum(tile + 1, last - 1) * PER_TILE
+            next_by, next_moved = _scales(
+                scale_at + ahead, zero_at + ahead, GROUPS, BLOCK_N, HAS_ZERO, OFFSET, FACTOR, LOAD_SCALE,
+                LOAD_ZERO,
+            )  # fmt: skip
         for group in tl.static_range(GROUPS):
             k_index = (group * PLANES_PER_DOT * PLANE_K + k_offsets)[:, None]
             x = tl.load(
@@ -132,20 +141,19 @@ def linear(
             else:
                 part = _matmuls(w, x, INTEGERS, TO_FLOAT)
                 if HAS_ZERO:
-                    zero_point = load_zeros(zero_at + tile * PER_TILE + group * BLOCK_N, LOAD_ZERO)
-                    sums = _matmuls(ones, x, INTEGERS, TO_FLOAT)
-                    part += ((OFFSET - zero_point) * (1.0 / FACTOR))[:, None] * sums
+                    part += moved[group][:, None] * _matmuls(ones, x, INTEGERS, TO_FLOAT)
                 acc += part * by[group][:, None]
         if PLANES_PER_GROUP:
             by = next_by
+            moved = next_moved
         w_at += BLOCK_N * PLANE_K
         x_at += PLANES * PLANE_K
-    total = acc.to(tl.float32) * FACTOR
+    total = acc.to(tl.float32)
     if PLANES_PER_GROUP == 0:
         if HAS_ZERO:
-            zero_point = load_zeros(zero_at, LOAD_ZERO)
-            total += (OFFSET - zero_point)[:, None] * all_sums.to(tl.float32)
+            total += moved[0][:, None] * all_sums.to(tl.float32)
         total *= by[0][:, None]
+    total *= FACTOR
 
     offs_n = n_tile * BLOCK_N + tile_n
     if HAS_X_ZERO:
@@ -165,12 +173,21 @@ def linear(
 
 
 @triton.jit
-def _scales(at, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, LOAD_SCALE: tl.constexpr):
-    """The scales of a tile, a tensor for each group: loaded while the tile before is multiplied."""
-    by = ()
+def _scales(
+    scale_at, zero_at, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, HAS_ZERO: tl.constexpr,
+    OFFSET: tl.constexpr, FACTOR: tl.constexpr, LOAD_SCALE: tl.constexpr, LOAD_ZERO: tl.constexpr,
+):  # fmt: skip
+    """The scales of a tile, a tensor for each group: loaded while the tile before is multiplied.
+
+    And as many of what takes zero points off numbers that are (value - OFFSET) / FACTOR, or none.
+    """
+    by, moved = (), ()
     for group in tl.static_range(GROUPS):
-        by += (load_scales(at + group * BLOCK_N, LOAD_SCALE),)
-    return by
+        by += (load_scales(scale_at + group * BLOCK_N, LOAD_SCALE),)
+        if HAS_ZERO:
+            zero_point = load_zeros(zero_at + group * BLOCK_N, LOAD_ZERO)
+            moved += ((OFFSET - zero_point) * (1.0 / FACTOR),)
+    return by, moved
 
 
 @triton.jit

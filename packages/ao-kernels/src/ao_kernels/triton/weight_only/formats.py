@@ -75,8 +75,8 @@ class Format(NamedTuple):
         words = [start]
         for dtype in TABLES:
             if self.is_lut:
-                k_offsets = values.to(dtype).repeat(16 // len(values))
-                words.append(table_words(k_offsets).repeat(2))
+                numbers = values.to(dtype).repeat(16 // len(values))
+                words.append(table_words(numbers).repeat(2))
             if self.sparse:
                 words.append(selector_words().repeat(2))
         return torch.cat(words)

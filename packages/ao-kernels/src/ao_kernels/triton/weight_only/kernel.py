@@ -102,6 +102,8 @@ def linear(
                     prefetch_tiles(zero_ptr, row, first, k_tiles, PREFETCH_TILES, SCALES, PREFETCH)
             else:
                 prefetch(scale_ptr + row * _TILE_N, _TILE_N, PREFETCH)
+                if HAS_ZERO:
+                    prefetch(zero_ptr + row * _TILE_N, _TILE_N, PREFETCH)
         gdc_wait()
     matmul(
         x_ptr, w_ptr, scale_ptr, global_scale_ptr, zero_ptr, table_ptr, bias_ptr, out_ptr,

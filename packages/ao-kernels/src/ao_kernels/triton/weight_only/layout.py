@@ -25,7 +25,7 @@ GROUPS = (16, 32, 64, 128, 256)
 
 def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    # registers hold what a tile of 256 columns becomes, and shared memory three of k_offsets words
+    # registers hold what a tile of 256 columns becomes, and shared memory three such tiles of several words
     planes, plane = fmt.planes, min(64, 256 // fmt.planes) if fmt.words == 1 else 16
     if group < k:
         plane = min(plane, group)
