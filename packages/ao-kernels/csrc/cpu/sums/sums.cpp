@@ -25,7 +25,7 @@ void search_scales(const SearchScales& s) {
   int64_t tried = 2 + s.fits;
   for (int32_t i = 0; i < s.stage_count; ++i) tried += s.stages[i];
   const int64_t work = std::max<int64_t>(s.rows.columns * tried, 1);
-  parallel_for(0, s.rows.rows, std::max<int64_t>(kGrain / work, 1),
+  parallel_for(0, s.rows.rows, std::max<int64_t>(kGrain / work, 8),  // rows stand in lanes
                [&](int64_t begin, int64_t end) { isa().sums.search(s, begin, end); });
 }
 
