@@ -22,8 +22,8 @@ from benchmarking import Row, Samples, arguments, interleaved, paired, percentil
 
 TEXT = """\
 One query of each head in {threads} threads, contenders in alternate rounds of one process. Each contender has
-at least {size} MB, and the reader so many: copies of the cache take turns. So a call finds nothing in the
-processor's caches, its own code neither, which costs about 0.2 ms.
+at least {size} MB, and the reader {size} MB: copies of the cache take turns. So neither the data nor the code
+of a call is in the processor's caches, which costs about 0.2 ms.
 *heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
 values with their scales, over what the reader (a C loop in the same threads and rounds) reads in that time;
 *x sdpa*: how many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are

@@ -8,25 +8,27 @@ namespace ao::AO_ISA::attention {
 
 #if AO_HAS_QUARTERS
 
-// Memory that is read next, asked for a few lines of each half at a time.
+// Prefetches memory that is read next, a few lines of each half at a time.
 //
-// A tile is read, and asked for, from the beginning of both its halves at once: a processor fetches more lines of two
-// pages that are read in turns than of one page, and it is what it fetches by itself that exceeds what a core may ask for.
+// Both halves of a tile are read alternately. A core has few line buffers for its own requests. The hardware prefetcher
+// has more, but works within a page, so two pages keep more lines in flight than one.
 struct Ahead {
   const uint8_t* next;
-  int64_t half, lines;  // bytes between both; lines of a step
+  int64_t half, lines;  // bytes of a half; lines of each half in a step
 
   // All of `bytes` in so many steps; null: nothing.
   AO_METHOD Ahead(const uint8_t* from, int64_t bytes, int64_t steps)
       : next(from), half(bytes / 2), lines(from && steps > 0 ? (bytes / 128 + steps - 1) / steps : 0) {}
   AO_METHOD void step() {
-    for (int64_t i = 0; i < 64 * lines; i += 64) __builtin_prefetch(next + i, 0, 2), __builtin_prefetch(next + half + i, 0, 2);
+    for (int64_t i = 0; i < 64 * lines; i += 64) {
+      __builtin_prefetch(next + i, 0, 2), __builtin_prefetch(next + half + i, 0, 2);
+    }
     skip(1);
   }
   AO_METHOD void skip(int64_t steps) { next += 64 * lines * steps; }
 };
 
-// Tokens of the first half, of which four are read beside four of the second half; up to 7 are left after both.
+// Tokens in each half of a tile, a multiple of 4. Up to 7 tokens follow the second half.
 AO_INLINE int64_t half_of(int64_t count) { return count / 8 * 4; }
 
 // -- bytes -------------------------------------------------------------------------------------------------
@@ -64,7 +66,7 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
   const F unit = splat_quarters(units);
   const F offset = mul(splat_quarters(offsets), unit);
   const int64_t half = half_of(count);
-  // four tokens from t on, and four from t + apart on
+  // tokens t to t + 3, and four tokens from t + apart on
   const auto multiply_eight = [&](const uint8_t* const (&p)[8], int64_t t, int64_t apart) __attribute__((always_inline)) {
     I acc[kRows][kLimbs][2];
     for (auto& r : acc) {
@@ -129,7 +131,7 @@ AO_INLINE void multiply_keys_direct(const Stored& s, const uint8_t* row, int64_t
   multiply_keys_chunks<kBits, kRows, kLimbs, 0>(s, row, count, turned, limbs, ahead, logits);
 }
 
-// f(where they begin, the first one) for all tokens, four at a time; after the last one it comes again.
+// Calls f(pointers to four tokens, index of the first one) for all tokens; a last group of fewer repeats the last one.
 template <class F>
 AO_INLINE void by_fours(const uint8_t* rows, int64_t bytes, int64_t count, Ahead& ahead, const F& f) {
   const int64_t half = half_of(count);

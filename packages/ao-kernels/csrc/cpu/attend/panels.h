@@ -40,6 +40,16 @@ AO_INLINE void prefetch(const Stored& s, int64_t matrix, int64_t token, int64_t 
   for (int64_t i = 0; i < count * s.coded.row_bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
+// Prefetches the first two lines of each page of tokens that come next. This translates the page's address, and the
+// hardware prefetcher begins to fetch the rest of it.
+AO_INLINE void begin_pages(const Stored& s, int64_t matrix, int64_t token, int64_t count) {
+  if (token + count > s.tokens) return;
+  const uint8_t* const p = row_of(s, matrix, token);
+  for (int64_t i = 0; i < count * s.coded.row_bytes; i += 4096) {
+    __builtin_prefetch(p + i, 0, 2), __builtin_prefetch(p + i + 64, 0, 2);
+  }
+}
+
 // kCount tokens from `token` on, the last one again where there are fewer, 64 elements of each.
 template <int kBits, bool kWhole, int kCount>
 AO_INLINE void load_tokens(const uint8_t* row, int64_t bytes, int64_t rows, int64_t at, I flip, I (&v)[kCount]) {

@@ -24,7 +24,7 @@ void Worker<kLimbs>::turn_queries() {
 template <int kLimbs>
 void Worker<kLimbs>::meet_keys(int64_t t, int64_t count) {
   const Stored& key = a.key;
-  if (!tail_key) begin_pages(key, t + kTokenTile, count);
+  if (!tail_key) begin_pages(key, item.matrix, t + kTokenTile, count);
   // values of the same tokens are next
   const int64_t steps = (count + 7) / 8 * (key.size / 64);
   const Ahead ahead(tail_key ? nullptr : row_of(a.value, item.matrix, t), count * a.value.coded.row_bytes, steps);
@@ -47,17 +47,6 @@ void Worker<kLimbs>::meet_keys(int64_t t, int64_t count) {
   });
 }
 
-// The first two lines of each page of tokens that come next. With them its address is found, and the processor begins to
-// fetch the rest of it.
-template <int kLimbs>
-void Worker<kLimbs>::begin_pages(const Stored& s, int64_t t, int64_t count) const {
-  if (t + count > s.tokens) return;
-  const uint8_t* const p = row_of(s, item.matrix, t);
-  for (int64_t i = 0; i < count * s.coded.row_bytes; i += 4096) {
-    __builtin_prefetch(p + i, 0, 2), __builtin_prefetch(p + i + 64, 0, 2);
-  }
-}
-
 // Keys of the tokens that come next, in so many steps.
 template <int kLimbs>
 Ahead Worker<kLimbs>::keys_ahead(int64_t t, int64_t count, int64_t steps) const {
@@ -71,7 +60,7 @@ void Worker<kLimbs>::add_direct(int64_t t, int64_t count, int64_t at) {
   const Stored& value = a.value;
   const int64_t bits = value.coded.code_bits, steps = (short_values ? 1 : 2) * (count / 8);
   const uint8_t* const codes = row_of(value, item.matrix, t) + at * bits / 8;
-  if (at == 0) begin_pages(value, t + kTokenTile, count);
+  if (at == 0) begin_pages(value, item.matrix, t + kTokenTile, count);
   Ahead ahead = keys_ahead(t, count, steps * (a.value_size / 64));
   ahead.skip(at / 64 * steps);
   by_rows(item.rows, [&]<int kRows>(int64_t r) {

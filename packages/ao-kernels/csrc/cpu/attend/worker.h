@@ -292,7 +292,6 @@ struct Worker {
   void add_direct(int64_t t, int64_t count, int64_t at);    // 64 elements from `at` on
   void add_pairs(int64_t t, int64_t count);
 #if AO_HAS_QUARTERS
-  void begin_pages(const Stored& s, int64_t t, int64_t count) const;
   Ahead keys_ahead(int64_t t, int64_t count, int64_t steps) const;  // of the tokens that come next
 #endif
 };

@@ -31,6 +31,10 @@ struct Block {
   alignas(64) Lane x[kPart], weights[kPart];
   int64_t first, rows, count;
 
+  // Element i of each row and its importance, a row in each lane.
+  AO_METHOD F x_of(int64_t i) const { return load(x[i]); }
+  AO_METHOD F weight_of(int64_t i) const { return load(weights[i]); }
+
   template <bool kWeighted>
   void read(const ScaleSums& s, int64_t begin) {
     count = begin + kPart < s.columns ? kPart : s.columns - begin;
@@ -123,23 +127,10 @@ struct Search {
 
   // -- rows in lanes ---------------------------------------------------------------------------------------
 
-  __attribute__((noinline)) Totals try_rows(const Tried& q, const Block& block) const {
-    Totals totals;
-    for (int64_t i = 0; i < block.count; ++i) {
-      const F x = load(block.x[i]), weight = kWeighted ? load(block.weights[i]) : zero();
-      totals.template count<kWeighted, kPowers>(missing<kZero>(summing.values, q, x), x, weight, summing.power);
-    }
-    return totals;
-  }
   // Of whole rows; `block` has them if they are one part.
   Totals totals_of(const Tried& q, Block& block) const {
-    if (summing.is_one_part()) return try_rows(q, block);
-    Long sums;
-    for (int64_t begin = 0; begin < s.rows.columns; begin += kPart) {
-      block.template read<kWeighted>(s.rows, begin);
-      sums.add_totals(try_rows(q, block));
-    }
-    return sums.rounded();
+    return summing.over_parts([&](int64_t begin) { block.template read<kWeighted>(s.rows, begin); },
+                              [&] { return summing.try_lanes(q, block); });
   }
 
   void find_facts(Block& block, Facts& facts) const {
@@ -151,7 +142,7 @@ struct Search {
       if (!summing.is_one_part()) block.template read<kWeighted>(s.rows, begin);
       F squares = zero(), plain = zero(), count = zero();
       for (int64_t i = 0; i < block.count; ++i) {
-        const F x = load(block.x[i]), w = kWeighted ? load(block.weights[i]) : splat(1.0f), counted = mul(w, x);
+        const F x = block.x_of(i), w = kWeighted ? block.weight_of(i) : splat(1.0f), counted = mul(w, x);
         squares = fma(counted, x, squares), plain = add(plain, counted), count = add(count, w);
       }
       alignas(64) Lane sums[3];
@@ -269,13 +260,14 @@ struct Search {
     }
     // candidates are measured again without doubt near ties
     const Totals t = totals_of(Tried::of(best.scale, best.point, kLanes), block);
-    current.put(start, t, measured(t, share));
+    alignas(64) Lane squares, measure;
+    store(squares, t.squares), store(measure, measured(t, share));
     const float sure = 1 - kCertain;  // more than sums in float32 are wrong
     for (int64_t r = 0; r < count; ++r) {
       s.scale[at + r] = best.scale[r];
       if constexpr (kZero) s.zero[at + r] = best.point[r];
-      s.better[at + r] = best.measure[r] != first.measure[r] && current.squares[r] < sure * first.squares[r] &&
-                         current.measure[r] < sure * first.measure[r] && first.squares[r] > kLeastSquares;
+      s.better[at + r] = best.measure[r] != first.measure[r] && squares[r] < sure * first.squares[r] &&
+                         measure[r] < sure * first.measure[r] && first.squares[r] > kLeastSquares;
     }
   }
 };

@@ -113,6 +113,9 @@ struct Part {
   alignas(64) float x[kPart], weights[kPart];
   int64_t count;
 
+  // Element i and its importance, in all lanes.
+  AO_METHOD F x_of(int64_t i) const { return splat(x[i]); }
+  AO_METHOD F weight_of(int64_t i) const { return splat(weights[i]); }
   // Of the 16 elements from i on: the importance, or 1 for those that there are.
   template <bool kWeighted>
   AO_METHOD F weight_at(int64_t i) const {
@@ -176,11 +179,12 @@ struct Summing {
 
   Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power(splat(call.power)) {}
 
-  // Up to 16 candidates, one in each lane.
-  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Part& part) const {
+  // Up to 16 candidates, one in each lane, of one row or of a row each.
+  template <class Elements>
+  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Elements& part) const {
     Totals totals;
     for (int64_t i = 0; i < part.count; ++i) {
-      const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
+      const F x = part.x_of(i), weight = kWeighted ? part.weight_of(i) : zero();
       totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, weight, power);
     }
     return totals;
@@ -193,7 +197,7 @@ struct Summing {
     const F least = add(values.least, splat(kMagic)), greatest = add(values.greatest, splat(kMagic));
     const F inverse = tried.inverse, shift = tried.shift, negative = sub(zero(), tried.scale);
     for (int64_t i = 0; i < part.count; ++i) {
-      const F x = splat(part.x[i]), weight = kWeighted ? splat(part.weights[i]) : zero();
+      const F x = part.x_of(i), weight = kWeighted ? part.weight_of(i) : zero();
       const F shifted = min(max(fma(x, inverse, shift), least), greatest);
       totals.template count<kWeighted, kPowers>(fma(sub(shifted, shift), negative, x), x, weight, power);
     }
@@ -227,15 +231,18 @@ struct Summing {
 
   AO_METHOD bool is_one_part() const { return s.columns <= kPart; }
 
+  // The sum of take() over all parts. read(begin) gets each of them; where there is one part only, it has been read.
+  template <class Read, class Take>
+  Totals over_parts(const Read& read, const Take& take) const {
+    if (is_one_part()) return take();
+    Long sums;
+    for (int64_t begin = 0; begin < s.columns; begin += kPart) read(begin), sums.add_totals(take());
+    return sums.rounded();
+  }
   // Of a row, which `part` has if it is one.
   Totals totals_of(int64_t row, const Tried& q, Part& part, bool few) const {
-    if (is_one_part()) return attempt(q, part, few);
-    Long sums;
-    for (int64_t begin = 0; begin < s.columns; begin += kPart) {
-      read_part<kWeighted>(s, row, begin, part);
-      sums.add_totals(attempt(q, part, few));
-    }
-    return sums.rounded();
+    return over_parts([&](int64_t begin) { read_part<kWeighted>(s, row, begin, part); },
+                      [&] { return attempt(q, part, few); });
   }
 
   void row(int64_t row, Part& part) const {
