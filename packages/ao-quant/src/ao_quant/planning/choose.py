@@ -73,14 +73,14 @@ def chosen(
 
     if predicted and whole is not None and dense.choices:
         start = _start(dense, needs) if speeds is None else speeds.plan(dense, checked=False)
-        dense = corrected(dense, start, whole.error)
+        dense = corrected(dense, start, whole)
     best = found()
     best = picked(best.picks).having(measured=best.measured)
     if whole is None:
         return best_measured(best, configs, picked, None)
     if best.measured is None:
         best = best.having(measured=whole.error(best))
-    return best_measured(best, configs, picked, whole.error)
+    return best_measured(best, configs, picked, whole)
 
 
 def _start(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:

@@ -17,6 +17,8 @@ from ao_core.ext.quantizing import Decision
 
 __all__ = ["Gradients", "gradients_of", "predicted_error"]
 
+#: numbers of a gradient that are widened at a time, few enough for a processor's cache
+_PIECE = 1 << 17
 #: sums of gradients that are kept apart: each is a draw of the error, and their mean is steadier than one
 _DRAWS = 4
 
@@ -110,9 +112,11 @@ def predicted_error(entry: Decision, new: Tensor, gradients: Gradients) -> float
     found = [draw[entry.fqn] for draw in gradients.draws if entry.fqn in draw]
     if not found:
         return None
-    delta = matrices(change, target)
-    squares = sum(
-        float((matrices(gradient, target) * delta).sum(-1).double().square().sum())
-        for gradient in found
-    )
-    return squares * gradients.scale
+    delta = matrices(change, target).flatten(0, -2)
+    rows = max(_PIECE // max(delta.shape[-1], 1), 1)
+    squares = torch.zeros((), dtype=torch.float64, device=delta.device)
+    for gradient in found:
+        pieces = matrices(gradient, target).flatten(0, -2).split(rows)
+        for one, of in zip(pieces, delta.split(rows), strict=True):
+            squares += torch.linalg.vecdot(one.float(), of).double().square().sum()
+    return float(squares) * gradients.scale

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 
 from torch import Tensor, nn
 
 from ao_core import Config
 from ao_core.ext.calibration import Replacement, Sample, answer
 from ao_core.ext.quantizing import Decision
-from ao_quant.planning.measure import distance, ratio
+from ao_quant.planning.measure import distance, ratio, size
 from ao_quant.planning.result import QuantizationPlan
 
 __all__ = ["Judge", "Whole"]
 
 #: positions of answers that are compared: batches beyond that are left out
 _POSITIONS = 2048
+#: positions by which groups of weights are compared with each other
+_PART = 512
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Judge:
     model: nn.Module
     batches: tuple[Sample, ...]
     right: tuple[Tensor, ...]
+    #: what the error of each answer is divided by
+    sizes: tuple[float, ...]
     #: "output" or "kl"
     measure: str
 
@@ -41,18 +47,50 @@ class Judge:
         right: list[Tensor] = []
         for batch in batches:
             right.append(answer(model, batch, name=name))
-            if sum(each.numel() // max(each.shape[-1], 1) for each in right) >= _POSITIONS:
+            if sum(map(_positions, right)) >= _POSITIONS:
                 break
-        return cls(model, tuple(batches[: len(right)]), tuple(right), measure)
+        sizes = tuple(size(measure, each) for each in right)
+        return cls(model, tuple(batches[: len(right)]), tuple(right), sizes, measure)
 
-    def error(self, replacements: Sequence[Replacement]) -> float:
-        """The error of the answers with some parameters replaced."""
+    def error(
+        self, replacements: Sequence[Replacement], *, part: bool = False, at_most: float = inf
+    ) -> float:
+        """The error of the answers with some parameters replaced.
+
+        Args:
+            replacements: the parameters.
+            part: by the first batches alone, which are enough to compare errors with each other.
+            at_most: inf is returned where the error is above. Errors of batches only add up, so that this is
+                known before the last one.
+        """
+        of, total = sum(self.sizes[: self._part] if part else self.sizes), 0.0
+        for amount in self._amounts(replacements, self._part if part else len(self.batches)):
+            total += amount
+            if not ratio(total, of) <= at_most:
+                return inf
+        return ratio(total, of)
+
+    def errors(self, replacements: Sequence[Replacement]) -> tuple[float, float]:
+        """The error by all batches, and that by the first alone, of one run."""
+        found, first = list(self._amounts(replacements, len(self.batches))), self._part
+        return ratio(sum(found), sum(self.sizes)), ratio(
+            sum(found[:first]), sum(self.sizes[:first])
+        )
+
+    def _amounts(self, replacements: Sequence[Replacement], count: int) -> Iterator[float]:
         compare = distance(self.measure)
-        sums = [
-            compare(right, answer(self.model, batch, replacements))
-            for batch, right in zip(self.batches, self.right, strict=True)
-        ]
-        return ratio(sum(amount for amount, _ in sums), sum(of for _, of in sums))
+        for batch, right in zip(self.batches[:count], self.right, strict=False):
+            yield compare(right, answer(self.model, batch, replacements))
+
+    @property
+    def _part(self) -> int:
+        """How many of the batches give enough positions to compare errors with each other."""
+        ends = accumulate(map(_positions, self.right))
+        return sum(end < _PART for end in ends) + 1
+
+
+def _positions(answer: Tensor) -> int:
+    return answer.numel() // max(answer.shape[-1], 1)
 
 
 @dataclass(frozen=True)
@@ -64,12 +102,24 @@ class Whole:
     #: a weight in a format
     made: Callable[[Decision, Config], Tensor]
 
-    def error(self, found: QuantizationPlan, only: frozenset[str] | None = None) -> float:
-        """What the model loses with a plan, or with the part of it that is of these weights."""
+    def error(self, found: QuantizationPlan, at_most: float = inf) -> float:
+        """What the model loses with a plan; inf: more than `at_most`."""
+        return self.judge.error(self._replaced(found), at_most=at_most)
+
+    def errors(self, found: QuantizationPlan) -> tuple[float, float]:
+        """What the model loses with a plan, by all batches and by the first alone."""
+        return self.judge.errors(self._replaced(found))
+
+    def error_of(self, found: QuantizationPlan, only: frozenset[str]) -> float:
+        """What the model loses with these weights of a plan, by the first batches."""
+        return self.judge.error(self._replaced(found, only), part=True)
+
+    def _replaced(
+        self, found: QuantizationPlan, only: frozenset[str] | None = None
+    ) -> list[Replacement]:
         configs: Mapping[str, Config | None] = {c.fqn: c.option.config for c in found.choices}
-        replacements = [
+        return [
             (entry.owners, self.made(entry, config))
             for entry in self.planned
             if (config := configs[entry.fqn]) is not None and (only is None or entry.fqn in only)
         ]
-        return self.judge.error(replacements)

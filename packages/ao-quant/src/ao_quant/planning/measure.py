@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.ext.numerics import error_sums
 
-__all__ = ["MEASURES", "distance", "ratio", "weight_error"]
+__all__ = ["MEASURES", "distance", "ratio", "size", "weight_error"]
 
 #: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "output": of what
 #: the model answers; "kl": divergence of its distribution over the last dimension, in bits per position
@@ -26,9 +26,16 @@ def weight_error(dense: Tensor, new: Tensor) -> float:
     return ratio(noise, signal)
 
 
-def distance(measure: str) -> Callable[[Tensor, Tensor], tuple[float, float]]:
-    """(right answer, one to judge) -> its error as a sum, and what that sum is divided by."""
+def distance(measure: str) -> Callable[[Tensor, Tensor], float]:
+    """(right answer, one to judge) -> its error as a sum, to be divided by `size`."""
     return _divergence if measure == "kl" else _noise
+
+
+def size(measure: str, answer: Tensor) -> float:
+    """What the error of an answer is divided by: positions, or the sum of its squares."""
+    if measure == "kl":
+        return float(answer.numel() // max(answer.shape[-1], 1))
+    return float(error_sums(answer, answer)[0])
 
 
 def ratio(amount: float, of: float) -> float:
@@ -38,12 +45,11 @@ def ratio(amount: float, of: float) -> float:
     return amount / of if of else float("inf")
 
 
-def _noise(ref: Tensor, other: Tensor) -> tuple[float, float]:
-    signal, noise = error_sums(ref, other).tolist()
-    return noise, signal
+def _noise(ref: Tensor, other: Tensor) -> float:
+    return float(error_sums(ref, other)[1])
 
 
-def _divergence(ref: Tensor, other: Tensor) -> tuple[float, float]:
+def _divergence(ref: Tensor, other: Tensor) -> float:
     """The sum over the positions of KL(ref || other) in bits, of logits over the last dimension."""
     classes = ref.shape[-1]
     p, q = ref.reshape(-1, classes), other.reshape(-1, classes)
@@ -53,4 +59,4 @@ def _divergence(ref: Tensor, other: Tensor) -> tuple[float, float]:
         log_p = a.to(torch.float64).log_softmax(-1)
         log_q = b.to(torch.float64).log_softmax(-1)
         total += float((log_p.exp() * (log_p - log_q)).sum())
-    return max(total, 0.0) / log(2.0), float(p.shape[0])
+    return max(total, 0.0) / log(2.0)
