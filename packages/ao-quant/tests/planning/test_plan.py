@@ -262,7 +262,7 @@ def test_the_same_plan_twice_and_from_a_file(model, tmp_path):
     with pytest.raises(ConfigError, match="an object is expected"):
         QuantizationPlan.from_json("[]")
     with pytest.raises(ConfigError, match="ao_quant_plan=99"):
-        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 4', '"ao_quant_plan": 99'))
+        QuantizationPlan.from_json(re.sub('"ao_quant_plan": [0-9]+', '"ao_quant_plan": 99', text))
     with pytest.raises(ConfigError, match=r"choices\[0\] lacks the field 'shape'"):
         QuantizationPlan.from_json(text.replace('"shape"', '"form"'))
 
@@ -364,7 +364,9 @@ class Silent(nn.Module):
 def test_methods_of_choosing_scales_are_candidates_too(model):
     candidates = [Int4WeightOnlyConfig(), Int4WeightOnlyConfig(scale_method="mse")]
     found = plan(model, bits=5.0, candidates=candidates)
-    assert {choice.option.config for choice in found.choices} == {candidates[1]}
+    used = {choice.option.config for choice in found.choices}
+    assert candidates[1] in used
+    assert candidates[0] not in used
     same = plan(model, bits=9.5, candidates=[Int8WeightOnlyConfig(), "int8_weight_only"])
     assert [len(choice.options) for choice in same.choices] == [2] * 4
 

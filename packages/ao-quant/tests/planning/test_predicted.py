@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from math import log
+from math import inf, log
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +15,7 @@ from ao_core.ext.calibration import evaluating
 from ao_core.ext.quantizing import decide
 from ao_quant import QuantizationPlan, plan
 from ao_quant.planning.gradients import gradients_of, predicted_error
+from ao_quant.planning.judging import Judge
 from ao_quant.planning.ranks import rank_correlation
 
 FEW = ("int8_weight_only", "int4_weight_only/g32-asymmetric", "intx_weight_only/2bit")
@@ -74,15 +75,16 @@ def test_no_uniform_recipe_that_fits_is_better(model, data, bits):
     made = copy.deepcopy(model)
     quantize_(made, found)
     assert found.measured == pytest.approx(kl_bits(model, made, data), rel=1e-3, abs=1e-9)
-    assert len(found.uniform) == len(FEW)
+    # int8 is what output heads have anyway
+    assert [u.heads for u in found.uniform] == [True, *[False, True] * (len(FEW) - 1)]
     for name in FEW:
-        other = copy.deepcopy(model)
-        quantize_(
-            other, FqnToConfig(dict.fromkeys((c.fqn for c in found.choices), resolve_config(name)))
-        )
-        (said,) = (u for u in found.uniform if u.config == resolve_config(name))
-        fits = plan(model, bits=99.0, measure="weight", candidates=[name]).uniform[0]
+        said = next(u for u in found.uniform if u.config == resolve_config(name) and u.heads)
+        fits = plan(model, bits=99.0, measure="weight", candidates=[name]).uniform[-1]
         assert said.bytes == fits.bytes
+    for said in found.uniform:
+        other = copy.deepcopy(model)
+        everywhere = FqnToConfig(dict.fromkeys((c.fqn for c in found.choices), said.config))
+        quantize_(other, everywhere if said.heads else said.config)
         if said.measured is not None:
             assert said.measured == pytest.approx(kl_bits(model, other, data), rel=1e-3)
             assert found.measured <= said.measured
@@ -97,6 +99,24 @@ def test_a_uniform_recipe_is_taken_where_predictions_mislead(model, data, monkey
     found = plan(model, bits=4.8, data=data, measure="kl", candidates=FEW)
     fitting = [u.measured for u in found.uniform if u.measured is not None]
     assert found.measured <= min(fitting)
+
+
+def test_what_is_worse_is_not_measured_to_the_end(model, data):
+    judge = Judge.of(model, data, measure="kl")
+    (entry, *_) = decide(model, resolve_config("int8_weight_only"), None)
+    changed = [(entry.owners, torch.zeros_like(entry.tensor))]
+    calls = []
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    error = judge.error(changed)
+    assert len(calls) == len(data) == 2
+    assert judge.errors(changed)[0] == error
+    calls.clear()
+    assert judge.error(changed, at_most=error) == error
+    assert len(calls) == 2
+    calls.clear()
+    assert judge.error(changed, at_most=0.4 * error) == inf
+    assert len(calls) == 1
+    hook.remove()
 
 
 def test_a_divergence_by_data(model, data):
@@ -128,7 +148,8 @@ def test_the_plan_keeps_what_was_measured(model, data):
     assert again.uniform == found.uniform
     assert again.checks == found.checks
     text = str(found)
-    assert "one format for all:" in text
+    assert "one recipe for all:" in text
+    assert "heads too" in text
     assert "agree in rank by" in text
     assert config_from_json(found.to_json()).entries == found.entries
 

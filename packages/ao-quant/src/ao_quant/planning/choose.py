@@ -7,14 +7,13 @@ from functools import reduce
 from math import ceil, prod
 from typing import NamedTuple
 
-from ao_core import Config
 from ao_core.ext import ConfigError
 from ao_core.ext.reports import size_text
 from ao_quant.planning.judging import Whole
 from ao_quant.planning.result import QuantizationPlan
 from ao_quant.planning.solve import solve
 from ao_quant.planning.speed import Speeds
-from ao_quant.planning.uniform import best_measured, corrected
+from ao_quant.planning.uniform import Everywhere, best_measured, corrected
 
 __all__ = ["Needs", "chosen"]
 
@@ -42,18 +41,18 @@ class Needs(NamedTuple):
 def chosen(
     dense: QuantizationPlan,
     needs: Needs,
-    configs: Sequence[Config],
+    uniform: Sequence[Everywhere],
     whole: Whole | None,
     speeds: Speeds | None = None,
     *,
     predicted: bool,
 ) -> QuantizationPlan:
-    """The best plan, compared with each format applied to all weights.
+    """The best plan, compared with each recipe applied to all weights.
 
     Args:
         dense: with all options, of which none is chosen yet.
         needs: beside the tensors.
-        configs: the candidates.
+        uniform: one candidate for all weights, each.
         whole: to measure plans; None: nothing can be.
         speeds: of models with plans; None: nothing is timed.
         predicted: whether errors are predictions, which measurements correct first.
@@ -77,10 +76,10 @@ def chosen(
     best = found()
     best = picked(best.picks).having(measured=best.measured)
     if whole is None:
-        return best_measured(best, configs, picked, None)
+        return best_measured(best, uniform, picked, None)
     if best.measured is None:
         best = best.having(measured=whole.error(best))
-    return best_measured(best, configs, picked, whole)
+    return best_measured(best, uniform, picked, whole)
 
 
 def _start(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:

@@ -23,6 +23,7 @@ from ao_quant.planning.options import Maker, error_by, options_of
 from ao_quant.planning.result import Kept, QuantizationPlan
 from ao_quant.planning.sizes import Files, budget_bytes
 from ao_quant.planning.speed import Clock, Speeds, first_token
+from ao_quant.planning.uniform import everywhere
 
 __all__ = ["CANDIDATES", "plan"]
 
@@ -57,8 +58,9 @@ def plan(
 
     What the model loses with each weight in each candidate format is predicted, or measured, for each alone;
     losses are added up, and the choice of least sum within the budget is found exactly. If there is data or a
-    sample, each candidate that fits is also measured on all weights, and is taken if it is better than the
-    plan. Give exactly one of `budget`, `bits`, `max_kl` and `tokens_per_second`. The model is not changed.
+    sample, each candidate that fits is also measured on all weights, as `quantize_` applies it and with
+    output heads, and is taken if it is better than the plan. Give exactly one of `budget`, `bits`, `max_kl`
+    and `tokens_per_second`. The model is not changed.
 
     Args:
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
@@ -128,9 +130,11 @@ def plan(
     # formats may be larger than dense; only the number of digits counts
     files = Files(4 * sum(tensor.nbytes for tensor in tensors.values()))
     error_of = error_by(measure, judge, gradients, inputs)
+    uniform = everywhere(model, configs, planned, filter_fn)
     choices, providers = [], []
     for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
-        choice, named = options_of(entry, configs, maker, files, error_of)
+        formats = [*configs, *(found for x in uniform if (found := x.formats[entry.fqn]))]
+        choice, named = options_of(entry, list(dict.fromkeys(formats)), maker, files, error_of)
         choices.append(choice)
         providers.append(named)
     names = {owner.fqn for entry in planned for owner in entry.owners}
@@ -150,8 +154,8 @@ def plan(
     speeds = None
     if goal == "tokens_per_second" and planned:
         step = timed if timed is not None else _first_token(sample, batches)
-        speeds = Speeds.of(dense, configs, Clock(model, step, planned, maker.tensor))
-    return chosen(dense, needs, configs, whole, speeds, predicted=predicted)
+        speeds = Speeds.of(dense, uniform, Clock(model, step, planned, maker.tensor))
+    return chosen(dense, needs, uniform, whole, speeds, predicted=predicted)
 
 
 def _first_token(sample: Sample | None, batches: Sequence[Sample] | None) -> Sample:

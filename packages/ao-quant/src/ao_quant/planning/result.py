@@ -16,6 +16,7 @@ from ao_core.ext import ConfigError, json_object
 from ao_core.ext.saving import read_text
 from ao_core.ext.schema import (
     ANY,
+    BOOL,
     COUNT,
     FINITE,
     SHAPE,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Kept", "Option", "QuantizationPlan", "Uniform"]
 
-_FORMAT = 4
+_FORMAT = 5
 _SIZE = OneOf((COUNT, FINITE), "a number")
 _OPTION = Fields({"config": Optional(Table(ANY)), "bytes": _SIZE, "data": _SIZE, "error": _SIZE})
 _CHOICE = Fields(
@@ -57,6 +58,7 @@ _UNIFORM = Fields(
         "error": _SIZE,
         "measured": Optional(_SIZE),
         "speed": Optional(_SIZE),
+        "heads": BOOL,
     }
 )
 #: what the JSON form of a plan must be
@@ -124,6 +126,8 @@ class Uniform:
     measured: float | None = None
     #: measured tokens per second; None where nothing is timed
     speed: float | None = None
+    #: whether output heads have it too; else they have what `quantize_` gives them
+    heads: bool = True
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,12 @@ class QuantizationPlan(FqnToConfig):
         if self.goal == "max_kl":
             return other.bytes <= self.bytes
         return (other.bytes if self.goal == "budget" else other.bits) <= self.limit
+
+    @property
+    def taken(self) -> Uniform | None:
+        """The recipe for all weights that this plan is; None: it is none of them."""
+        own = (self.bytes, self.error)
+        return next((each for each in self.uniform if (each.bytes, each.error) == own), None)
 
     @property
     def rank_correlation(self) -> float | None:

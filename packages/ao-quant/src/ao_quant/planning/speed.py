@@ -17,7 +17,7 @@ from ao_core.ext.quantizing import Decision
 from ao_quant.planning.result import QuantizationPlan
 from ao_quant.planning.solve import solve
 from ao_quant.planning.text import config_text
-from ao_quant.planning.uniform import uniform_picks
+from ao_quant.planning.uniform import Everywhere, uniform_picks
 from ao_quant.timing import Timer, Trial, measure, stopwatch
 
 __all__ = ["Clock", "Speeds", "first_token"]
@@ -67,14 +67,14 @@ class Speeds:
     costs: list[list[float]]
 
     @classmethod
-    def of(cls, dense: QuantizationPlan, configs: Sequence[Config], clock: Clock) -> Speeds:
+    def of(cls, dense: QuantizationPlan, uniform: Sequence[Everywhere], clock: Clock) -> Speeds:
         """Times of one format everywhere are measured; a weight's share of them is that of its elements.
 
         A token reads every weight once, so that the time goes with their number; what is not planned takes
         the same in all of them.
         """
         none = [0] * len(dense.choices)
-        picks = [none, *(uniform_picks(dense.choices, config) for config in configs)]
+        picks = [none, *(uniform_picks(dense.choices, each.formats) for each in uniform)]
         seconds = clock.seconds([dense.picking(each) for each in picks])
         known = {tuple(each): time for each, time in zip(picks, seconds, strict=True)}
         sizes = [prod(choice.shape) for choice in dense.choices]
@@ -83,7 +83,12 @@ class Speeds:
             [seconds[0] * size / total] * len(c.options)
             for size, c in zip(sizes, dense.choices, strict=True)
         ]
-        for each, time in zip(picks[1:], seconds[1:], strict=True):
+        alike = [
+            (pick, time)
+            for pick, time, each in zip(picks[1:], seconds[1:], uniform, strict=True)
+            if each.heads
+        ]
+        for each, time in alike:
             able = sum(size for size, pick in zip(sizes, each, strict=True) if pick)
             # of a model in which some weights stay dense, what the others take
             own = (time - seconds[0] * (1 - able / total)) / max(able, 1)

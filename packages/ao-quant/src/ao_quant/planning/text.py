@@ -51,7 +51,7 @@ def plan_text(plan: QuantizationPlan) -> str:
         right: tuple[int, ...] = (1, 2, 3, 4)
         if plan.speed is None:
             rows, right = [(*row[:4], row[5]) for row in rows], right[:3]
-        blocks.append("one format for all:\n" + aligned(rows, right=right))
+        blocks.append("one recipe for all:\n" + aligned(rows, right=right))
     return "\n\n".join([*blocks, _totals(plan)])
 
 
@@ -82,11 +82,13 @@ def _row(choice: Choice) -> tuple[str, ...]:
 
 def _uniform_row(uniform: Uniform, plan: QuantizationPlan) -> tuple[str, ...]:
     measured = "" if uniform.measured is None else f"{uniform.measured:.3g}"
-    alike = all(choice.option.config in (uniform.config, None) for choice in plan.choices)
-    taken = "taken" if alike and uniform.bytes == plan.bytes else ""
+    taken = "taken" if plan.taken == uniform else ""
     size = size_text(uniform.bytes)
     speed = "" if uniform.speed is None else f"{uniform.speed:.4g}"
-    return config_text(uniform.config), size, f"{uniform.error:.3g}", measured, speed, taken
+    name = config_text(uniform.config)
+    if uniform.heads and any(not u.heads and u.config == uniform.config for u in plan.uniform):
+        name += ", heads too"
+    return name, size, f"{uniform.error:.3g}", measured, speed, taken
 
 
 def _totals(plan: QuantizationPlan) -> str:

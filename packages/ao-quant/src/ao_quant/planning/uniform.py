@@ -1,17 +1,21 @@
-"""One format for all weights, compared with a plan: predicted and measured errors."""
+"""One recipe for all weights, compared with a plan: predicted and measured errors."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
+from typing import NamedTuple
+
+from torch import nn
 
 from ao_core import Config
+from ao_core.ext.quantizing import Decision, FilterFn, decide
 from ao_quant.planning.judging import Whole
 from ao_quant.planning.result import Choice, QuantizationPlan, Uniform
 
-__all__ = ["best_measured", "corrected", "uniform_picks"]
+__all__ = ["Everywhere", "best_measured", "corrected", "everywhere", "uniform_picks"]
 
 #: a uniform recipe whose prediction is more times what the plan was measured at is not measured
 _FAR = 8.0
@@ -23,10 +27,38 @@ _MORE = 2.0
 _TRUST = 10.0
 
 
-def uniform_picks(choices: Sequence[Choice], config: Config) -> list[int]:
-    """The options that have this format; dense where a weight cannot have it."""
+class Everywhere(NamedTuple):
+    """One recipe for all weights."""
+
+    config: Config
+    #: whether output heads have it too; else they have what `quantize_` gives them
+    heads: bool
+    #: by the name of a weight; None: it stays dense
+    formats: Mapping[str, Config | None]
+
+
+def everywhere(
+    model: nn.Module,
+    configs: Sequence[Config],
+    planned: Sequence[Decision],
+    filter_fn: FilterFn | None,
+) -> list[Everywhere]:
+    """Each candidate as `quantize_` applies it, and where that spares output heads also on these."""
+    found = []
+    for config in configs:
+        decided = {entry.fqn: entry.config for entry in decide(model, config, filter_fn)}
+        formats = {entry.fqn: decided[entry.fqn] for entry in planned}
+        spared = any(other not in (config, None) for other in formats.values())
+        if spared:
+            found.append(Everywhere(config, False, formats))
+        found.append(Everywhere(config, True, dict.fromkeys(formats, config)))
+    return found
+
+
+def uniform_picks(choices: Sequence[Choice], formats: Mapping[str, Config | None]) -> list[int]:
+    """The options that have these formats; dense where a weight cannot have its."""
     return [
-        next((i for i, o in enumerate(choice.options) if o.config == config), 0)
+        next((i for i, o in enumerate(choice.options) if o.config == formats[choice.fqn]), 0)
         for choice in choices
     ]
 
@@ -65,32 +97,33 @@ def corrected(dense: QuantizationPlan, start: QuantizationPlan, whole: Whole) ->
 
 def best_measured(
     found: QuantizationPlan,
-    configs: Sequence[Config],
+    uniform: Sequence[Everywhere],
     picked: Callable[[Sequence[int]], QuantizationPlan],
     whole: Whole | None,
 ) -> QuantizationPlan:
-    """The plan, or one format for all weights where that fits as well and is better.
+    """The plan, or one recipe for all weights where that fits as well and is better.
 
     Args:
         found: a plan, measured already where anything is.
-        configs: the formats.
+        uniform: the recipes.
         picked: the plan of some options, with its size.
         whole: measures what decides; None: what is predicted does.
     """
-    best, uniform = found, list[Uniform]()
-    for config in configs:
-        other = picked(uniform_picks(found.choices, config))
+    best, rows = found, list[Uniform]()
+    for each in uniform:
+        other = picked(uniform_picks(found.choices, each.formats))
         error: float | None = other.error
         if whole is not None:
             error = _measured(found, other, whole)
             other = other.having(measured=error)
-        uniform.append(Uniform(config, other.bytes, other.error, other.measured, other.speed))
+        row = Uniform(each.config, other.bytes, other.error, other.measured, other.speed)
+        rows.append(replace(row, heads=each.heads))
         if error is None or not found.fits(other):
             continue
         good = error <= found.limit if found.goal == "max_kl" else error < _error(best)
         if good and (found.goal != "max_kl" or other.bytes < best.bytes):
             best = other
-    return best.having(uniform=uniform)
+    return best.having(uniform=rows)
 
 
 def _measured(found: QuantizationPlan, other: QuantizationPlan, whole: Whole) -> float | None:

@@ -1,0 +1,92 @@
+"""Measure plans of five models at eight budgets each beside one recipe for all weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from advice.loss import answers, loss, nbytes, quantized
+from advice.subjects import SUBJECTS, Subject
+from tqdm import tqdm
+
+from ao_core import FqnToConfig, config_to_dict
+from ao_quant import plan
+from ao_quant.planning import CANDIDATES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
+from minilm_demo.results import environment
+
+#: mean bits per planned weight that budgets of bytes are made of
+BITS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.5, 7.5)
+
+
+def main() -> None:
+    args = parse_args()
+    found: dict[str, Any] = {
+        "about": environment() | {"threads": torch.get_num_threads()},
+        "models": {},
+    }
+    if args.json.exists():
+        found["models"] = json.loads(args.json.read_text(encoding="utf-8"))["models"]
+    for name in tqdm([name for name in SUBJECTS if name not in found["models"]]):
+        found["models"][name] = measured(SUBJECTS[name](), name)
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(subject: Subject, name: str) -> dict[str, Any]:
+    """Uniform recipes and plans of a model, each with its bytes and its loss."""
+    right = answers(subject.model, subject.held_out)
+    sizes = plan(subject.model, bits=16.0, measure="weight")
+    weights = sum(torch.Size(choice.shape).numel() for choice in sizes.choices)
+    names = [choice.fqn for choice in sizes.choices]
+    rows: dict[str, Any] = {"measure": subject.measure, "uniform": [], "plans": []}
+    for recipe in CANDIDATES:
+        # as `quantize_` applies it, and with every weight named, so that output heads have it too
+        named = FqnToConfig({**dict.fromkeys(names, recipe), "*": None})
+        for text, config in ((recipe, recipe), (f"{recipe}, heads too", named)):
+            made = quantized(subject, config)
+            if text == recipe or nbytes(made) != rows["uniform"][-1]["bytes"]:
+                figures = loss(subject, right, made)._asdict()
+                rows["uniform"].append({"recipe": text, "bytes": nbytes(made), **figures})
+    kept = {row.fqn: row.bytes for row in sizes.kept}
+    base = sum(kept.values())
+    for bits in tqdm(BITS, desc=name, leave=False):
+        budget = int(base + bits * weights / 8)
+        start = time.perf_counter()
+        chosen = plan(subject.model, budget=budget, data=subject.data, measure=subject.measure)
+        seconds = time.perf_counter() - start
+        made = quantized(subject, chosen)
+        rows["plans"].append(
+            {
+                "bits": bits,
+                "budget": budget,
+                "bytes": nbytes(made),
+                "seconds": round(seconds, 1),
+                "rank_correlation": chosen.rank_correlation,
+                "predicted": chosen.error,
+                "measured": chosen.measured,
+                "formats": len(
+                    {json.dumps(config_to_dict(c)) for c in dict(chosen.entries).values() if c}
+                ),
+                **loss(subject, right, made)._asdict(),
+            }
+        )
+        fits = [row["loss"] for row in rows["uniform"] if row["bytes"] <= budget]
+        print(name, rows["plans"][-1], "best uniform", min(fits, default=None))
+    return rows
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, required=True, help="figures; models there are kept")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
