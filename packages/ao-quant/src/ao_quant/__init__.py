@@ -80,7 +80,7 @@ from ao_quant.configs import (
 if TYPE_CHECKING:
     from ao_core import plan_checkpoint, quantize_checkpoint, verify_checkpoint
     from ao_quant.algorithms.low_rank import LowRank, low_rank_corrections
-    from ao_quant.autotuning import AutoquantReport, OneRowWarning, autoquant
+    from ao_quant.autotuning import AutoquantReport, OnePositionWarning, autoquant
     from ao_quant.calibration import (
         Calibration,
         OutlierWarning,
@@ -132,7 +132,7 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
-    "OneRowWarning",
+    "OnePositionWarning",
     "OutlierWarning",
     "QATConfig",
     "QronosConfig",
@@ -191,7 +191,7 @@ _MODULES = {
     "low_rank_corrections": "ao_quant.algorithms.low_rank",
     "Calibration": "ao_quant.calibration",
     "Compared": "ao_quant.recommending",
-    "OneRowWarning": "ao_quant.autotuning",
+    "OnePositionWarning": "ao_quant.autotuning",
     "OutlierWarning": "ao_quant.calibration",
     "QuantizationPlan": "ao_quant.planning",
     "Recommendation": "ao_quant.recommending",

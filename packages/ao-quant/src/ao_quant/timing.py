@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ao_core.ext.calibration import Replacement, replaced
 
-__all__ = ["Timer", "Trial", "measure", "stopwatch"]
+__all__ = ["Timer", "Trial", "Use", "measure", "stopwatch"]
+
+#: makes what is timed, within a context that is not: its call
+Use = Callable[[], AbstractContextManager[Callable[[], Any]]]
 
 #: rounds that are not counted: compilers and caches need them
 _WARMUPS = 2
@@ -32,6 +36,18 @@ class Trial:
     device: torch.device
     #: of a whole model: parameters that it has while it is timed
     replacements: Sequence[Replacement] = ()
+    #: what is timed in place of the calls
+    use: Use | None = None
+
+    @contextmanager
+    def ready(self) -> Iterator[Trial]:
+        """Within this context the parameters are replaced, and the trial is one of calls."""
+        with replaced(self.replacements):
+            if self.use is None:
+                yield self
+                return
+            with self.use() as call:
+                yield replace(self, calls=((call, 1),))
 
     def run(self) -> None:
         """Every call as often as the model makes it."""
@@ -65,8 +81,8 @@ def measure(trials: Sequence[Trial], timer: Timer, rounds: int) -> list[float]:
         for number in range(_WARMUPS + rounds):
             for i in range(len(trials)):
                 which = (i + number) % len(trials)
-                with replaced(trials[which].replacements):
-                    seconds = timer(trials[which])
+                with trials[which].ready() as trial:
+                    seconds = timer(trial)
                 if number >= _WARMUPS:
                     times[which].append(seconds)
                     spent += seconds

@@ -136,7 +136,8 @@ def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monk
     for part in known:
         changed = {**known, part: "other"}
         with monkeypatch.context() as patch:
-            patch.setattr("ao_quant.autotuning.tuner.machine", lambda device, m=changed: m)
+            for where in ("layers", "whole"):
+                patch.setattr(f"ao_quant.autotuning.{where}.machine", lambda device, m=changed: m)
             assert run() == 12, part
     assert run() == 0
 

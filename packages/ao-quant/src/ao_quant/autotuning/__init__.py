@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
-from ao_quant.autotuning.tuner import CANDIDATES, OneRowWarning, autoquant
+from ao_quant.autotuning.result import AutoquantReport, Exchange, Layer, Timing, Whole
+from ao_quant.autotuning.tuner import CANDIDATES, OnePositionWarning, autoquant
 from ao_quant.timing import Trial
 
 __all__ = [
     "CANDIDATES",
     "AutoquantReport",
+    "Exchange",
     "Layer",
-    "OneRowWarning",
+    "OnePositionWarning",
     "Timing",
     "Trial",
     "Whole",

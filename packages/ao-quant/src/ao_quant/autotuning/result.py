@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
 from ao_core import Config, FqnToConfig, Report, config_to_dict
-from ao_core.ext.reports import aligned, shape_text
-from ao_quant.planning.text import config_text
+from ao_core.ext.reports import aligned
+from ao_quant.planning.text import LOSSES, config_text
 
-__all__ = ["AutoquantReport", "Layer", "Timing", "Whole"]
+__all__ = ["AutoquantReport", "Exchange", "Layer", "Timing", "Whole"]
 
 #: of a line of the text
 _WIDTH = 120
-#: lines on layers, and reasons of parameters that stay; all are in the object
-_LINES, _KEPT = 8, 3
+#: reasons of parameters that stay; all are in the object
+_KEPT = 3
 _NAME = 45
-_HEADER = ("whole model", "time", "speed", "error", "")
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,7 @@ class Timing:
     config: Config | None
     #: the 10th percentile for all calls of the layer; None where it was not timed
     seconds: float | None
-    #: of the layer's output, dB; None for dense and where nobody had to know
-    sqnr_db: float | None = None
-    #: why it was not chosen; empty for the one that was
+    #: why the layer cannot have it; empty where it can
     reason: str = ""
 
 
@@ -46,15 +44,11 @@ class Layer:
     uses: tuple[dict[str, Any], ...]
     #: dense first
     timings: tuple[Timing, ...]
-    #: index of the timing chosen
+    #: index of the format chosen
     picked: int
-    #: why it was chosen
-    reason: str
     #: whether the times come from the disk
     cached: bool = False
     tied: tuple[str, ...] = ()
-    #: of the layer's output on the example: over so many the SQNR was taken
-    rows: int = 0
 
     @property
     def chosen(self) -> Timing:
@@ -67,21 +61,45 @@ class Layer:
         dense, chosen = self.timings[0].seconds, self.chosen.seconds
         return dense / chosen if dense and chosen else 1.0
 
+    def can_have(self, config: Config | None) -> bool:
+        """Whether a format was timed."""
+        return any(t.config == config and t.seconds is not None for t in self.timings)
+
+    def seconds_in(self, config: Config | None) -> float:
+        """The time in a format that the layer can have."""
+        return next(t.seconds or 0.0 for t in self.timings if t.config == config)
+
 
 @dataclass(frozen=True)
 class Whole:
     """The whole model by one choice of formats."""
 
-    #: the recipe of all layers that can have it, "dense", or "mixed": the choice of each layer
+    #: the recipe of all layers that can have it, "dense", or "mixed": some layers have been exchanged
     name: str
     #: None: dense
     config: FqnToConfig | None
     #: the 10th percentile, in rounds of all choices
     seconds: float
-    #: of the model's answer to the example, dB; None for dense
-    sqnr_db: float | None
+    #: KL divergence of the answers in nats per position, or their squared error over the sum of their squares
+    loss: float
     #: why it was not chosen; empty for the one that was
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Layers that are called alike, tried in another format."""
+
+    names: tuple[str, ...]
+    #: formats; None: dense
+    before: Config | None
+    after: Config | None
+    #: of the whole model: its time before over that after, in interleaved rounds; None where it was not timed
+    speedup: float | None
+    #: of the answers afterwards; None: more than is allowed
+    loss: float | None
+    #: why it was not taken; empty if it was
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,12 @@ class AutoquantReport:
     wholes: tuple[Whole, ...] = ()
     #: index of the whole model chosen
     picked: int = 0
+    #: what was tried to make the best recipe for all layers faster
+    exchanges: tuple[Exchange, ...] = ()
+    #: "kl" or "output": what losses are; over how many positions; and how much is allowed
+    measure: str = "output"
+    positions: int = 0
+    max_loss: float = 0.0
     #: that of `quantize_`; None where nothing was applied
     report: Report | None = None
 
@@ -116,11 +140,19 @@ class AutoquantReport:
             "wholes": [
                 {
                     **vars(each),
-                    "config": None if each.config is None else config_to_dict(each.config),
+                    "config": _to_dict(each.config),
+                    "loss": each.loss if isfinite(each.loss) else None,
                 }
                 for each in self.wholes
             ],
             "picked": self.picked,
+            "exchanges": [
+                {**vars(each), "before": _to_dict(each.before), "after": _to_dict(each.after)}
+                for each in self.exchanges
+            ],
+            "measure": self.measure,
+            "positions": self.positions,
+            "max_loss": self.max_loss,
             "layers": [_layer_to_dict(layer) for layer in self.layers],
             "kept": [list(pair) for pair in self.kept],
             "report": None if self.report is None else self.report.to_dict(),
@@ -130,62 +162,42 @@ class AutoquantReport:
         """JSON text of `to_dict`."""
         return json.dumps(self.to_dict(), indent=2)
 
-    @property
-    def one_row(self) -> tuple[str, ...]:
-        """Layers whose SQNR is that of a single row, which is not a sample."""
-        return tuple(layer.fqn for layer in self.layers if layer.rows == 1)
-
     def __str__(self) -> str:
         blocks = []
         if self.wholes:
             rows = [
                 (
-                    each.name if len(each.name) <= _NAME else each.name[: _NAME - 1] + "…",
+                    _short(each.name),
                     _time(each.seconds),
                     f"{self.wholes[0].seconds / each.seconds:.2f}×" if each.seconds else "",
-                    "" if each.sqnr_db is None else f"{each.sqnr_db:.1f} dB",
+                    f"{each.loss:.3g}" if isfinite(each.loss) else "",
                     "chosen" if place == self.picked else each.reason,
                 )
                 for place, each in enumerate(self.wholes)
             ]
-            blocks.append(aligned([_HEADER, *rows], right=(1, 2, 3)))
-        alike: dict[tuple[Any, ...], list[Layer]] = {}
-        for layer in self.layers:
-            key = (layer.shape, layer.picked and layer.chosen.config, layer.reason)
-            alike.setdefault(key, []).append(layer)
-        groups = sorted(alike.values(), key=lambda group: -_dense_seconds(group))
-        lines = [line for group in groups for line in _group(group).splitlines()]
-        if len(lines) > _LINES:
-            lines = [*lines[:_LINES], "… and more of them in `layers`"]
-        if lines:
-            blocks.append("\n".join(["layers by themselves:", *lines]))
+            header = ("whole model", "time", "speed", LOSSES[self.measure], "")
+            blocks.append(aligned([header, *rows], right=(1, 2, 3)))
+        if self.exchanges:
+            lines = [_indented(_exchange(each)) for each in self.exchanges]
+            blocks.append("\n".join(["exchanges:", *lines]))
         if self.kept:
             counts = Counter(reason for _, reason in self.kept)
             kept = [f"{count} × {reason}" for reason, count in counts.most_common(_KEPT)]
             blocks.append("\n".join([f"as they are ({len(self.kept)}):", *map(_indented, kept)]))
-        return "\n\n".join([*blocks, *self._doubts(), fill(self._totals(), _WIDTH)])
-
-    def _doubts(self) -> list[str]:
-        """What a reader should know of the errors."""
-        if not self.one_row:
-            return []
-        text = f"the error of {len(self.one_row)} layers is that of one row, which may be unusual"
-        return [fill(text, _WIDTH)]
+        return "\n\n".join([*blocks, fill(self._totals(), _WIDTH)])
 
     def _totals(self) -> str:
-        dense = sum(layer.timings[0].seconds or 0.0 for layer in self.layers)
-        chosen = sum(layer.chosen.seconds or 0.0 for layer in self.layers)
-        faster = sum(layer.picked > 0 for layer in self.layers)
+        count = sum(layer.picked > 0 for layer in self.layers)
         cached = sum(layer.cached for layer in self.layers)
         return (
-            f"{faster} of {len(self.layers)} layers are faster quantized by themselves: {_time(dense)} → "
-            f"{_time(chosen)} for all of them, on {self.machine['device']}, "
-            f"{self.machine['threads']} thread(s); times of {cached} were known"
+            f"{count} of {len(self.layers)} layers quantized, on {self.machine['device']}, "
+            f"{self.machine['threads']} thread(s); losses over {self.positions} position(s); times of "
+            f"{cached} layers were known"
         )
 
 
-def _dense_seconds(layers: list[Layer]) -> float:
-    return sum(layer.timings[0].seconds or 0.0 for layer in layers)
+def _to_dict(config: Config | None) -> dict[str, Any] | None:
+    return None if config is None else config_to_dict(config)
 
 
 def _layer_to_dict(layer: Layer) -> dict[str, Any]:
@@ -195,14 +207,11 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
         "shape": list(layer.shape),
         "uses": list(layer.uses),
         "picked": layer.picked,
-        "reason": layer.reason,
         "cached": layer.cached,
-        "rows": layer.rows,
         "timings": [
             {
-                "config": None if timing.config is None else config_to_dict(timing.config),
+                "config": _to_dict(timing.config),
                 "seconds": timing.seconds,
-                "sqnr_db": None if timing.sqnr_db is None else round(timing.sqnr_db, 3),
                 "reason": timing.reason,
             }
             for timing in layer.timings
@@ -210,18 +219,17 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _group(layers: list[Layer]) -> str:
-    """Layers of one shape that fared alike: their names, the first ones spelled out, and what was chosen."""
-    names = [" = ".join((layer.fqn, *layer.tied)) for layer in layers]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    dense, chosen = _dense_seconds(layers), sum(layer.chosen.seconds or 0.0 for layer in layers)
-    text = f"{shape_text(layers[0].shape)}: {config_text(layers[0].chosen.config)}, {_time(dense)}"
-    if layers[0].picked:
-        least = min(layer.chosen.sqnr_db or 0.0 for layer in layers)
-        text += f" → {_time(chosen)}, {dense / chosen:.2f}×, " if chosen else ", "
-        text += f"{'at least ' if len(layers) > 1 else ''}{least:.1f} dB"
-    title = fill(", ".join(names[:3]) + more, _WIDTH, break_on_hyphens=False)
-    return f"{title}\n{_indented(f'{text}: {layers[0].reason}')}"
+def _exchange(each: Exchange) -> str:
+    """What was exchanged in how many layers, and what came of it."""
+    more = f" and {len(each.names) - 1} more" if len(each.names) > 1 else ""
+    text = f"{each.names[0]}{more}: {_short(config_text(each.before))} → {_short(config_text(each.after))}"
+    if each.speedup is not None:
+        text += f", {each.speedup:.2f}×"
+    return f"{text}: {each.reason or 'taken'}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
 def _indented(text: str) -> str:

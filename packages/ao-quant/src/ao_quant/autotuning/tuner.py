@@ -1,44 +1,33 @@
-"""`autoquant`: time every candidate for every layer and for all, and take the fastest that is good enough."""
+"""`autoquant`: time the whole model in every recipe, exchange what pays, take the fastest that is good."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ao_core import Config, config_to_dict, quantize_
-from ao_core.ext import ConfigError, ConfigLike, UnsupportedOp, check_quantizable, checked
-from ao_core.ext.calibration import Sample, evaluating, tensor_of
-from ao_core.ext.numerics import error_sums, sqnr_of_sums
-from ao_core.ext.quantizing import (
-    Decision,
-    FilterFn,
-    Progress,
-    convert,
-    decide,
-    warn_caller,
-    watched,
-)
+from ao_core import Config, quantize_
+from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but
+from ao_core.ext.calibration import Data, Sample, batches_of, evaluating
+from ao_core.ext.quantizing import Decision, FilterFn, Progress, decide, warn_caller, watched
 from ao_quant.autotuning.cache import Cache, default_folder, machine
-from ao_quant.autotuning.calls import Uses, bound, record
-from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
-from ao_quant.autotuning.whole import compare, pick, whole_models
+from ao_quant.autotuning.calls import record
+from ao_quant.autotuning.exchange import exchanged
+from ao_quant.autotuning.layers import Clock, Formats, timed
+from ao_quant.autotuning.result import AutoquantReport, Exchange, Whole
+from ao_quant.autotuning.whole import MIXED, Bench, ModelUse, chosen, whole_models
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
-from ao_quant.planning.text import config_text
-from ao_quant.timing import Timer, Trial, measure, stopwatch
+from ao_quant.planning.judging import MOST, Judge, measure_of
+from ao_quant.planning.uniform import Everywhere, everywhere
+from ao_quant.timing import Timer, stopwatch
 
-__all__ = ["CANDIDATES", "OneRowWarning", "autoquant"]
+__all__ = ["CANDIDATES", "OnePositionWarning", "autoquant"]
 
-#: times that differ by less than this factor are a tie, which the smaller error decides: a layer alone is not
-#: timed better than that
-_TIE = 1.1
 #: weight-only and dynamic recipes of 8 and 4 bits
 CANDIDATES = (
     "int8_weight_only",
@@ -50,15 +39,20 @@ CANDIDATES = (
 )
 
 
-@checked
+class OnePositionWarning(UserWarning):
+    """What formats lose was measured on a single position of the answer, which may be an unusual one."""
+
+
+@checked_but("data", "use")
 def autoquant(
     model: nn.Module,
     example_input: Sample,
     *,
     candidates: Sequence[ConfigLike] = CANDIDATES,
-    min_sqnr: float = 30.0,
-    min_output_sqnr: float | None = None,
+    data: Data | None = None,
+    max_loss: float | None = None,
     min_speedup: float = 1.03,
+    use: ModelUse | None = None,
     apply: bool = True,
     cache: bool | str | os.PathLike[str] = True,
     rounds: int = 30,
@@ -69,22 +63,24 @@ def autoquant(
 ) -> AutoquantReport:
     """Quantize a model in the formats with which it is fastest on this device, in place.
 
-    The model answers the example once, to see how each layer is called. Then each layer is timed with each
-    candidate, in rounds of all candidates, for exactly those calls; layers that are called alike are timed
-    once. Then versions of the whole model are timed in interleaved rounds: dense, each candidate for all
-    layers that can have it, and the fastest format of each layer. The fastest version whose answer is good
-    enough is applied, so no single candidate for all layers would have been faster.
+    The whole model is timed in interleaved rounds: dense, and in each candidate, as `quantize_` applies it
+    and on output heads too. From the fastest whose answers are good enough, groups of layers are exchanged:
+    first those that promise most by themselves, and only what makes the whole model faster is kept. So no
+    candidate for all layers, within the same limit, would have been faster.
 
     Args:
         model: any module, compiled ones too; it is put into evaluation mode for the measurements.
         example_input: a tensor, a tuple of arguments, or a mapping of them, as the model gets in use:
             what is fastest for one row need not be for a thousand.
         candidates: configurations or names of recipes. Dense always is one.
-        min_sqnr: least signal to noise of a layer's output in dB, on the example, with this
-            layer alone quantized. 8 bits have about 40, 4 bits about 20.
-        min_output_sqnr: the same of the model's answer, for every choice; by default 10 dB less than
-            `min_sqnr`, since errors of layers add up.
+        data: batches, whose answers say what a format loses; None: the answer to the example does. Give some
+            where the example is a step of decoding, since one position is not a sample.
+        max_loss: what the answers may lose: in nats per position where they have `logits`, by default 0.05;
+            else it is their squared error over the sum of their squares, by default 0.01, which is 20 dB.
         min_speedup: over dense; a little above 1, because times are noisy.
+        use: what is timed in place of the answer to the example, such as a step of decoding with fused ops
+            and a cache: takes the model as it is to be timed and returns a context manager, whose value is
+            called with no arguments. Only that call is timed. Its times are not kept on disk.
         apply: False: measure and report only.
         cache: keep times on disk, and use those there: in the folder AO_CACHE or the user's cache
             folder, or in a folder of your own. They hold for a device, the number of threads, the
@@ -96,18 +92,17 @@ def autoquant(
         timer: seconds of one run of a `Trial`, by default of the wall clock.
 
     Returns:
-        What was timed of layers and of whole models, what was chosen, and the report of `quantize_`.
+        What was timed of whole models, exchanges and layers, what was chosen, and the report of `quantize_`.
 
     Raises:
         ConfigError: a candidate or another argument cannot work.
         QuantizationError: weights with NaN or inf, or on the meta device, or the model answers so.
 
     Warns:
-        OneRowWarning: the example gives layers one row of activations, so their error is that of one row.
+        OnePositionWarning: losses are those of a single position.
     """
     configs = resolve_candidates(candidates)
-    _check(min_sqnr, min_output_sqnr, min_speedup, rounds)
-    floor = min_sqnr - 10.0 if min_output_sqnr is None else min_output_sqnr
+    _check(max_loss, min_speedup, rounds)
     compiled = _is_compiled(model) if compiled is None else compiled
     inner: nn.Module = getattr(model, "_orig_mod", model)
     entries = decide(inner, configs[0], filter_fn)
@@ -119,199 +114,90 @@ def autoquant(
     kept += [
         (e.fqn, "the example does not use it") for e, u in zip(planned, uses, strict=True) if not u
     ]
-    found = [(entry, use) for entry, use in zip(planned, uses, strict=True) if use]
-    task = _Task(configs, min_sqnr, min_speedup, rounds, compiled, timer, Cache(_folder(cache)), {})
+    found = [(entry, calls) for entry, calls in zip(planned, uses, strict=True) if calls]
+    used = [entry for entry, _ in found]
+    uniform = everywhere(inner, configs, used, filter_fn)
+    formats, clock = Formats(), Clock(timer, rounds, compiled, Cache(_folder(cache)))
+    batches, name = (
+        ([example_input], "example_input")
+        if data is None
+        else (batches_of(data, "autoquant"), "data")
+    )
+    measure = measure_of(inner, batches[0], name)
+    judge = Judge.of(inner, batches, measure=measure, name=name)
+    limit = MOST[measure] if max_loss is None else max_loss
+    if used:
+        _warn_of_one_position(judge, limit)
+    layers = []
+    wholes: list[Whole] = []
+    tried: list[Exchange] = []
+    picked = 0
     with evaluating(inner):
-        layers = [
-            _tuned(entry, use, task)
-            for entry, use in watched(found, [e.fqn for e, _ in found], progress, "autoquant")
-        ]
-        wholes, picked = _whole(model, example_input, [e for e, _ in found], layers, task, floor)
-    device = found[0][0].tensor.device if found else torch.device("cpu")
-    result = AutoquantReport(tuple(layers), tuple(kept), machine(device), tuple(wholes), picked)
-    _warn_of_one_row(result, min_sqnr)
+        for entry, calls in watched(found, [e.fqn for e in used], progress, "autoquant"):
+            layers.append(timed(entry, calls, _formats_of(entry, configs, uniform), formats, clock))
+        if layers:
+            bench = Bench(model, used, example_input, judge, use, formats, clock, layers)
+            wholes, tried = _wholes(bench, uniform, limit, min_speedup)
+            wholes, picked = chosen(wholes, limit, min_speedup)
+    device = used[0].tensor.device if used else torch.device("cpu")
+    taken = wholes[picked].config if wholes else None
+    final = {} if taken is None else dict(taken.entries)
+    layers = [
+        replace(x, picked=[t.config for t in x.timings].index(final.get(x.fqn))) for x in layers
+    ]
+    result = AutoquantReport(
+        tuple(layers),
+        tuple(kept),
+        machine(device),
+        tuple(wholes),
+        picked,
+        tuple(tried),
+        measure,
+        judge.positions,
+        limit,
+    )
     return replace(result, report=quantize_(inner, result.config)) if apply else result
 
 
-def _whole(
-    model: nn.Module,
-    sample: Sample,
-    entries: list[Decision],
-    layers: list[Layer],
-    task: _Task,
-    floor: float,
-) -> tuple[list[Whole], int]:
-    """Whole models with their times and errors, and which is chosen."""
-    if not layers:
-        return [], 0
-    models = whole_models(layers, task.configs)
-    key = {
-        "machine": machine(entries[0].tensor.device),
-        "layers": [[list(layer.shape), list(layer.uses)] for layer in layers],
-        "models": [[m.name, m.config and config_to_dict(m.config)] for m in models],
-        "compiled": task.compiled,
-    }
-    stored = task.cache.read(key)
-    known = stored if stored is not None and stored.keys() == {m.name for m in models} else None
-    wholes = compare(model, sample, entries, models, task.timer, task.rounds, known)
-    if known is None:
-        task.cache.write(key, {each.name: each.seconds for each in wholes})
-    return pick(wholes, floor, task.min_speedup)
+def _formats_of(
+    entry: Decision, configs: Sequence[Config], uniform: Sequence[Everywhere]
+) -> list[Config]:
+    spared = (config for each in uniform if (config := each.formats[entry.fqn]))
+    return list(dict.fromkeys((*configs, *spared)))
 
 
-class OneRowWarning(UserWarning):
-    """The error of a format was measured on a single row of activations, which may be an unusual one."""
+def _wholes(
+    bench: Bench, uniform: Sequence[Everywhere], max_loss: float, min_speedup: float
+) -> tuple[list[Whole], list[Exchange]]:
+    """Dense, each candidate for all layers, and the best of them with layers exchanged."""
+    models = whole_models(bench.layers, uniform)
+    seconds = bench.seconds(models)
+    wholes = [
+        Whole(each.name, each.config if number else None, time, bench.loss(each))
+        for number, (each, time) in enumerate(zip(models, seconds, strict=True))
+    ]
+    _, best = chosen(wholes, max_loss, min_speedup=1.0)
+    start = models[best]
+    other, tried = exchanged(start, wholes[best].seconds, bench.layers, bench, max_loss)
+    if other is start:
+        return wholes, tried
+    # beside each other once more: dense, the best recipe for all layers, and what became of it
+    again = list(dict.fromkeys((0, best)))
+    times = bench.seconds([*(models[i] for i in again), other])
+    for i, time in zip(again, times, strict=False):
+        wholes[i] = replace(wholes[i], seconds=time)
+    return [*wholes, Whole(MIXED, other.config, times[-1], bench.loss(other))], tried
 
 
-def _warn_of_one_row(result: AutoquantReport, min_sqnr: float) -> None:
-    """Say that the floor was held to one row, where there was no more and it could matter."""
-    if (names := result.one_row) and min_sqnr > -math.inf:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+def _warn_of_one_position(judge: Judge, max_loss: float) -> None:
+    """Say that the limit was held to one position, where there was no more and it could matter."""
+    if judge.positions == 1 and max_loss < math.inf:
         warn_caller(
-            f"example_input gives {names[0]}{more} one row of activations, and one row is not a sample: a "
-            "first token with unusual values can rule out every format by min_sqnr, or let a bad one pass. "
-            "Give several rows to choose by, or min_sqnr=-math.inf where the time alone shall decide",
-            OneRowWarning,
+            "example_input is answered with one position, and one is not a sample: a first token with "
+            "unusual values can rule out every format, or let a bad one pass. Give data=, batches with more "
+            "positions, or max_loss=math.inf where the time alone shall decide",
+            OnePositionWarning,
         )
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What holds for all layers."""
-
-    configs: list[Config]
-    min_sqnr: float
-    min_speedup: float
-    rounds: int
-    compiled: bool
-    timer: Timer
-    cache: Cache
-    #: times that this process knows, by key
-    known: dict[str, dict[str, float]]
-
-
-def _tuned(entry: Decision, uses: Uses, task: _Task) -> Layer:
-    """One layer with its candidates compared."""
-    tensor = entry.tensor
-    timings, parameters = [Timing(None, None)], [tensor]
-    refused = []
-    answers = [tensor_of(bound(use, tensor)()) for use in uses]
-    for config in task.configs:
-        new, made = convert(replace(entry, config=config), tensor)
-        if new is None:
-            refused.append(Timing(config, None, None, made.reason))
-            continue
-        try:
-            quality = _sqnr(answers, [tensor_of(bound(use, new)()) for use in uses])
-        except UnsupportedOp as error:
-            refused.append(Timing(config, None, None, str(error)))
-            continue
-        timings.append(Timing(config, None, quality))
-        parameters.append(new)
-    seconds, cached = _seconds(entry, uses, task, timings, parameters)
-    timings = [replace(t, seconds=s) for t, s in zip(timings, seconds, strict=True)]
-    timings = [replace(t, reason=_unfit(t, timings[0], task) or "") for t in timings]
-    fitting = [i for i, timing in enumerate(timings) if not timing.reason]
-    picked = _pick(fitting, seconds, timings)
-    timings = [
-        replace(t, reason=_passed(t, timings[picked])) if not t.reason and i != picked else t
-        for i, t in enumerate(timings)
-    ]
-    return Layer(
-        fqn=entry.fqn,
-        shape=tuple(tensor.shape),
-        uses=tuple(use.describe() for use in uses),
-        timings=(*timings, *refused),
-        picked=picked,
-        reason=_why(picked, timings, task),
-        cached=cached,
-        tied=tuple(owner.fqn for owner in entry.owners[1:]),
-        rows=sum(answer.numel() // max(answer.shape[-1], 1) for answer in answers),
-    )
-
-
-def _pick(fitting: list[int], seconds: list[float], timings: list[Timing]) -> int:
-    """The fastest candidate; of those that are about as fast, the one with the least error."""
-    fastest = min(fitting, key=lambda i: (seconds[i], i))
-    if timings[fastest].config is None:
-        return fastest
-    tied = [i for i in fitting if timings[i].config and seconds[i] <= _TIE * seconds[fastest]]
-    return max(tied, key=lambda i: (timings[i].sqnr_db or 0.0, -seconds[i]))
-
-
-def _passed(timing: Timing, picked: Timing) -> str:
-    """Why a candidate that could be chosen was not."""
-    faster = (timing.seconds or 0.0) < (picked.seconds or 0.0)
-    return "another is about as fast, with less error" if faster else "another is faster"
-
-
-def _seconds(
-    entry: Decision, uses: Uses, task: _Task, timings: list[Timing], parameters: list[Tensor]
-) -> tuple[list[float], bool]:
-    """The time of each candidate, and whether the disk knew it."""
-    tensor = entry.tensor
-    names = ["dense" if t.config is None else _compact(config_to_dict(t.config)) for t in timings]
-    key = {
-        "machine": machine(tensor.device),
-        "weight": [list(tensor.shape), str(tensor.dtype)],
-        "uses": [use.describe() for use in uses],
-        "candidates": names,
-        "compiled": task.compiled,
-    }
-    text = _compact(key)
-    if text in task.known:
-        return [task.known[text][name] for name in names], False
-    stored = task.cache.read(key)
-    if stored is not None and stored.keys() == set(names):
-        return [stored[name] for name in names], True
-    trials = [
-        Trial(
-            entry.fqn,
-            config_text(timing.config),
-            tuple((bound(use, new, compiled=task.compiled), use.count) for use in uses),
-            tensor.device,
-        )
-        for timing, new in zip(timings, parameters, strict=True)
-    ]
-    seconds = measure(trials, task.timer, task.rounds)
-    task.known[text] = dict(zip(names, seconds, strict=True))
-    task.cache.write(key, task.known[text])
-    return seconds, False
-
-
-def _unfit(timing: Timing, dense: Timing, task: _Task) -> str | None:
-    """Why a candidate cannot be chosen; None if it can, as dense always can."""
-    if timing.config is None:
-        return None
-    assert timing.seconds is not None
-    assert timing.sqnr_db is not None
-    assert dense.seconds is not None
-    if not timing.sqnr_db >= task.min_sqnr:
-        return f"{timing.sqnr_db:.1f} dB are less than min_sqnr={task.min_sqnr:g}"
-    if timing.seconds * task.min_speedup > dense.seconds:
-        return f"{dense.seconds / timing.seconds:.2f}× dense is less than {task.min_speedup:g}×"
-    return None
-
-
-def _why(picked: int, timings: list[Timing], task: _Task) -> str:
-    """Why one was chosen."""
-    limit = timings[picked].seconds or 0.0
-    worse = [t for t in timings if t.sqnr_db is not None and not t.sqnr_db >= task.min_sqnr]
-    faster = sum((timing.seconds or 0.0) < limit for timing in worse)
-    passed = f"; {faster} faster below {task.min_sqnr:g} dB" if faster else ""
-    if picked:
-        fitting = [t for t in timings if not t.reason or t.reason.startswith("another")]
-        first = all((t.seconds or 0.0) >= limit for t in fitting)
-        return (
-            f"{'the fastest' if first else 'about as fast as the fastest, with less error'}{passed}"
-        )
-    return f"no other is {task.min_speedup:g}× as fast{passed}"
-
-
-def _sqnr(answers: list[Tensor], others: list[Tensor]) -> float:
-    """Signal to noise in dB of all answers together."""
-    sums = torch.stack([error_sums(a, b) for a, b in zip(answers, others, strict=True)]).sum(0)
-    return float(sqnr_of_sums(sums))
 
 
 def _is_compiled(model: nn.Module) -> bool:
@@ -327,15 +213,9 @@ def _folder(cache: bool | str | os.PathLike[str]) -> Path | None:
     return Path(cache)
 
 
-def _compact(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"))
-
-
-def _check(min_sqnr: object, floor: object, min_speedup: object, rounds: object) -> None:
-    if not isinstance(min_sqnr, (int, float)) or math.isnan(min_sqnr):
-        raise ConfigError(f"min_sqnr={min_sqnr!r}: give a number of dB; -math.inf allows anything")
-    if floor is not None and (not isinstance(floor, (int, float)) or math.isnan(floor)):
-        raise ConfigError(f"min_output_sqnr={floor!r}: give a number of dB, or None")
+def _check(max_loss: object, min_speedup: object, rounds: object) -> None:
+    if max_loss is not None and (not isinstance(max_loss, (int, float)) or not max_loss >= 0):
+        raise ConfigError(f"max_loss={max_loss!r}: use 0 or more; math.inf allows anything")
     if not isinstance(min_speedup, (int, float)) or not 1.0 <= min_speedup < math.inf:
         raise ConfigError(f"min_speedup={min_speedup!r}: give a factor from 1 on")
     if type(rounds) is not int or rounds < 1:

@@ -1,27 +1,32 @@
-"""Versions of the whole model, compared: one recipe for all layers, and the best format of each layer."""
+"""Versions of the whole model: their times beside each other, and what their answers lose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import inf, isfinite, log
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ao_core import Config, FqnToConfig
-from ao_core.ext.calibration import Replacement, Sample, answer, call
-from ao_core.ext.numerics import error_sums, sqnr_of_sums
-from ao_core.ext.quantizing import Decision, convert
+from ao_core import Config, FqnToConfig, Skip, config_to_dict
+from ao_core.ext.calibration import Replacement, Sample, call
+from ao_core.ext.quantizing import Decision
+from ao_quant.autotuning.cache import machine
+from ao_quant.autotuning.layers import Clock, Formats
 from ao_quant.autotuning.result import Layer, Whole
+from ao_quant.planning.judging import Judge
 from ao_quant.planning.text import config_text
-from ao_quant.timing import Timer, Trial, measure
+from ao_quant.planning.uniform import Everywhere
+from ao_quant.timing import Trial
 
-__all__ = ["MIXED", "compare", "pick", "whole_models"]
+__all__ = ["MIXED", "Bench", "Model", "ModelUse", "chosen", "whole_models"]
 
-#: what the choice of the fastest format of each layer is called
+#: what a version is called in which groups of layers have been exchanged
 MIXED = "mixed"
-#: times of whole models that differ by less than this factor are a tie, which the smaller error decides
-_TIE = 1.02
+#: takes the model as it is to be timed; within its context, which is not timed, gives the call that is
+ModelUse = Callable[[nn.Module], AbstractContextManager[Callable[[], Any]]]
 
 
 @dataclass(frozen=True)
@@ -29,117 +34,110 @@ class Model:
     """One choice for the whole model."""
 
     name: str
-    #: None: dense
-    config: FqnToConfig | None
+    #: by the name of a weight; None: it stays dense
+    formats: Mapping[str, Config | None]
+
+    @property
+    def config(self) -> FqnToConfig:
+        """As a configuration for `quantize_`."""
+        return FqnToConfig({**self.formats, "*": None})
 
 
-def whole_models(layers: Sequence[Layer], configs: Sequence[Config]) -> list[Model]:
-    """Dense, each recipe for all layers that can have it, and the fastest format of each layer."""
-
-    def of(choice: Mapping[str, Config | None]) -> FqnToConfig:
-        return FqnToConfig({**choice, "*": None})
-
-    found = [Model("dense", None)]
-    for config in configs:
-        able = {
-            layer.fqn: config
-            if any(t.config == config and t.seconds for t in layer.timings)
-            else None
+def whole_models(layers: Sequence[Layer], uniform: Sequence[Everywhere]) -> list[Model]:
+    """Dense, and each recipe for all layers that can have it."""
+    found = [Model("dense", {layer.fqn: None for layer in layers})]
+    for each in uniform:
+        formats = {
+            layer.fqn: config if layer.can_have(config) else None
             for layer in layers
+            for config in [each.formats[layer.fqn]]
         }
-        if any(able.values()):
-            found.append(Model(config_text(config), of(able)))
-    mixed = of({layer.fqn: layer.chosen.config for layer in layers})
-    if all(mixed != model.config for model in found) and any(x.picked for x in layers):
-        found.append(Model(MIXED, mixed))
+        if any(formats.values()):
+            others = any(not u.heads and u.config == each.config for u in uniform)
+            name = config_text(each.config) + (", heads too" if each.heads and others else "")
+            found.append(Model(name, formats))
     return found
 
 
-def compare(
-    model: nn.Module,
-    sample: Sample,
-    entries: Sequence[Decision],
-    models: Sequence[Model],
-    timer: Timer,
-    rounds: int,
-    known: Mapping[str, float] | None,
-) -> list[Whole]:
-    """The time of each, interleaved, and the error of its answer.
+@dataclass(frozen=True)
+class Bench:
+    """The model, what it is timed on, and what its answers are compared with."""
 
-    Args:
-        model: as it is called in use, in evaluation mode.
-        sample: what it is called with.
-        entries: the weights of which models are choices.
-        models: dense first.
-        timer: of a `Trial`.
-        rounds: that are counted.
-        known: seconds by name, where they were measured before.
-    """
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    made = [_replacements(entries, each.config) for each in models]
-    answers = [answer(inner, sample, replacements, name="example_input") for replacements in made]
-    if known is None:
-        device = next(iter(entries)).tensor.device
-        trials = [
-            Trial("", each.name, ((lambda: call(model, sample, "example_input"), 1),), device, by)
-            for each, by in zip(models, made, strict=True)
-        ]
-        seconds = measure(trials, timer, rounds)
-    else:
-        seconds = [known[each.name] for each in models]
-    return [
-        Whole(
-            each.name, each.config, time, None if each.config is None else _sqnr(answers[0], found)
+    model: nn.Module
+    entries: Sequence[Decision]
+    sample: Sample
+    judge: Judge
+    use: ModelUse | None
+    formats: Formats
+    clock: Clock
+    #: of the layers, for times on disk
+    layers: Sequence[Layer]
+
+    def loss(self, model: Model, at_most: float = inf) -> float:
+        """What the answers lose, in nats per position or as noise over signal; inf: more than `at_most`."""
+        unit = log(2.0) if self.judge.measure == "kl" else 1.0
+        replacements = self._replacements(model)
+        if not replacements:
+            return 0.0
+        found = unit * self.judge.error(replacements, at_most=at_most / unit)
+        return found if isfinite(found) else inf
+
+    def seconds(self, models: Sequence[Model]) -> list[float]:
+        """The time of each, interleaved."""
+        device = next(iter(self.entries)).tensor.device
+        run = (
+            ((lambda: call(self.model, self.sample, "example_input"), 1),)
+            if self.use is None
+            else ()
         )
-        for each, time, found in zip(models, seconds, answers, strict=True)
-    ]
+        use, inner = self.use, self.model
+        bound = None if use is None else (lambda: use(inner))
+        trials = [
+            Trial("", each.name, run, device, self._replacements(each), bound) for each in models
+        ]
+        key = {
+            "machine": machine(device),
+            "layers": [[list(layer.shape), list(layer.uses)] for layer in self.layers],
+            "models": [[each.name, config_to_dict(each.config)] for each in models],
+            "compiled": self.clock.compiled,
+        }
+        # what a function of the caller's does is unknown, and no key says it
+        clock = (
+            self.clock
+            if use is None
+            else replace(self.clock, cache=replace(self.clock.cache, folder=None))
+        )
+        return clock.seconds(key, trials, [each.name for each in models])[0]
+
+    def _replacements(self, model: Model) -> list[Replacement]:
+        found: list[Replacement] = []
+        for entry in self.entries:
+            if (config := model.formats[entry.fqn]) is not None:
+                new = self.formats.of(entry, config)
+                assert not isinstance(new, Skip)
+                found.append((entry.owners, new))
+        return found
 
 
-def pick(wholes: Sequence[Whole], floor: float, min_speedup: float) -> tuple[list[Whole], int]:
+def chosen(wholes: Sequence[Whole], max_loss: float, min_speedup: float) -> tuple[list[Whole], int]:
     """The wholes with the reasons why they were not chosen, and the place of the one that was.
 
-    The fastest whose answer is good enough; of those about as fast, the one with the least error.
+    It is the fastest whose answer is good enough.
     """
-    told = [replace(each, reason=_unfit(each, wholes[0], floor, min_speedup)) for each in wholes]
+    told = [replace(each, reason=_unfit(each, wholes[0], max_loss, min_speedup)) for each in wholes]
     fitting = [i for i, each in enumerate(told) if not each.reason]
-    fastest = min(fitting, key=lambda i: (told[i].seconds, i))
-    picked = fastest
-    if told[fastest].config is not None:
-        tied = [
-            i for i in fitting if told[i].config and told[i].seconds <= _TIE * told[fastest].seconds
-        ]
-        picked = max(tied, key=lambda i: (told[i].sqnr_db or 0.0, -told[i].seconds))
+    picked = min(fitting, key=lambda i: (told[i].seconds, told[i].loss, i))
     return [
-        replace(each, reason="another is faster, or as fast with less error")
-        if not each.reason and i != picked
-        else each
+        replace(each, reason="another is faster") if not each.reason and i != picked else each
         for i, each in enumerate(told)
     ], picked
 
 
-def _unfit(each: Whole, dense: Whole, floor: float, min_speedup: float) -> str:
+def _unfit(each: Whole, dense: Whole, max_loss: float, min_speedup: float) -> str:
     if each.config is None:
         return ""
-    assert each.sqnr_db is not None
-    if not each.sqnr_db >= floor:
-        return f"{each.sqnr_db:.1f} dB of the answer are less than {floor:g}"
+    if not each.loss <= max_loss:
+        return f"loses more than max_loss={max_loss:g}"
     if each.seconds * min_speedup > dense.seconds:
         return f"{dense.seconds / each.seconds:.2f}× dense is less than {min_speedup:g}×"
     return ""
-
-
-def _replacements(entries: Sequence[Decision], config: FqnToConfig | None) -> list[Replacement]:
-    choice: Mapping[str, Config | None] = {} if config is None else dict(config.entries)
-    found: list[Replacement] = []
-    for entry in entries:
-        if (wanted := choice.get(entry.fqn)) is not None:
-            new, _ = convert(replace(entry, config=wanted), entry.tensor)
-            if new is not None:
-                found.append((entry.owners, new))
-    return found
-
-
-def _sqnr(right: Tensor, other: Tensor) -> float:
-    if not bool(torch.isfinite(other).all()):
-        return float("-inf")
-    return float(sqnr_of_sums(error_sums(right, other)))

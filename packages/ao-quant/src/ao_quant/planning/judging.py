@@ -10,17 +10,31 @@ from math import inf
 from torch import Tensor, nn
 
 from ao_core import Config
-from ao_core.ext.calibration import Replacement, Sample, answer
+from ao_core.ext.calibration import Replacement, Sample, answer, call, evaluating
 from ao_core.ext.quantizing import Decision
 from ao_quant.planning.measure import distance, ratio, size
 from ao_quant.planning.result import QuantizationPlan
 
-__all__ = ["Judge", "Whole"]
+__all__ = ["MOST", "Judge", "Whole", "measure_of"]
+
+#: what may be lost where no limit is given, by measure: nats per position, or 20 dB
+MOST = {"kl": 0.05, "output": 0.01}
 
 #: positions of answers that are compared: batches beyond that are left out
 _POSITIONS = 2048
 #: positions by which groups of weights are compared with each other
 _PART = 512
+
+
+def measure_of(model: nn.Module, sample: Sample, name: str) -> str:
+    """Divergence where the model answers with `logits`, else noise over signal.
+
+    Raises:
+        ConfigError: the model cannot be called with the sample, the argument of that name.
+    """
+    with evaluating(model):
+        out = call(model, sample, name)
+    return "kl" if isinstance(getattr(out, "logits", None), Tensor) else "output"
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,11 @@ class Judge:
         """How many of the batches give enough positions to compare errors with each other."""
         ends = accumulate(map(_positions, self.right))
         return sum(end < _PART for end in ends) + 1
+
+    @property
+    def positions(self) -> int:
+        """Positions of the answers that are compared."""
+        return sum(map(_positions, self.right))
 
 
 def _positions(answer: Tensor) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but, is_converted, shown
-from ao_core.ext.calibration import Data, Sample, batches_of, call, evaluating
+from ao_core.ext.calibration import Data, Sample, batches_of
 from ao_core.ext.quantizing import FilterFn, Progress, watched
 from ao_core.ext.quantizing import decide as decide
 from ao_core.ext.saving import owners_of
@@ -17,7 +16,7 @@ from ao_quant.planning.calibrated import gathered
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.choose import Needs, chosen
 from ao_quant.planning.gradients import gradients_of
-from ao_quant.planning.judging import Judge, Whole
+from ao_quant.planning.judging import Judge, Whole, measure_of
 from ao_quant.planning.measure import MEASURES
 from ao_quant.planning.options import Maker, error_by, options_of
 from ao_quant.planning.result import Kept, QuantizationPlan
@@ -113,8 +112,9 @@ def plan(
     measure = _measure(measure, sample, data, goal)
     batches = None if data is None else batches_of(data, "plan")
     if measure is None:
-        name, first = ("sample", sample) if batches is None else ("data", batches[0])
-        measure = _by_answer(model, first, name)
+        name, first = ("data", batches[0]) if batches is not None else ("sample", sample)
+        assert first is not None
+        measure = measure_of(model, first, name)
     predicted = batches is not None and sample is None and measure in ("output", "kl")
     gradients = None
     if predicted and batches is not None and planned:
@@ -212,10 +212,3 @@ def _measure(
             "than one recipe for all, so measure='weight' has to be asked for"
         )
     return found
-
-
-def _by_answer(model: nn.Module, batch: Any, name: str) -> str:
-    """Divergence where the model answers with `logits`, else noise over signal."""
-    with evaluating(model):
-        out = call(model, batch, name)
-    return "kl" if isinstance(getattr(out, "logits", None), Tensor) else "output"

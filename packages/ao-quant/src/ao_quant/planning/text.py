@@ -14,7 +14,7 @@ from ao_quant.configs import BaseConfig
 if TYPE_CHECKING:
     from ao_quant.planning.result import Choice, QuantizationPlan, Uniform
 
-__all__ = ["ERRORS", "config_text", "plan_text"]
+__all__ = ["ERRORS", "LOSSES", "config_text", "plan_text"]
 
 #: what the errors of a measure are
 ERRORS = {
@@ -23,6 +23,8 @@ ERRORS = {
     "output": "noise / signal of the output",
     "kl": "KL divergence in bits",
 }
+#: what the losses of `autoquant` and `recommend` are, by measure
+LOSSES = {"kl": "KL, nats", "output": "error"}
 _HEADER = ("parameter", "shape", "format", "bits", "bytes", "error")
 _RIGHT = (3, 4, 5)
 _UNIFORM = ("format", "bytes", "error", "measured", "tokens/s", "")

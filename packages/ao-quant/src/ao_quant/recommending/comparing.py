@@ -17,6 +17,7 @@ from ao_core.ext.calibration import Data, Sample, answer, batches_of, call, eval
 from ao_core.ext.numerics import error_sums
 from ao_core.ext.quantizing import FilterFn, Progress, decide, watched
 from ao_core.ext.reports import size_text
+from ao_quant.planning.judging import MOST, measure_of
 from ao_quant.planning.sizes import budget_bytes
 from ao_quant.planning.text import config_text
 from ao_quant.recommending.result import Compared, Recommendation, pick
@@ -34,8 +35,6 @@ CANDIDATES = (
     "int4_weight_only/g32-asymmetric",
     "int4_weight_only",
 )
-#: what may be lost where no limit is given: nats per position, or 20 dB
-_MOST = {"kl": 0.05, "output": 0.01}
 #: positions of answers that are compared: batches beyond that are left out
 _POSITIONS = 2048
 #: numbers of an answer that are widened to float64 at a time
@@ -104,7 +103,7 @@ def recommend(
             "model, or dequantize_ this one first"
         )
     batches = batches_of(data, "recommend")
-    measure = _measure(model, batches[0])
+    measure = measure_of(model, batches[0], "data")
     expected = _answers(model, batches)
     use = timer or (lambda made: _call_seconds(made, batches[0]))
     rows = [Compared(None, sum(p.nbytes for p in _parameters(model)))]
@@ -137,14 +136,8 @@ def recommend(
     rows[0] = replace(rows[0], loss=0.0, seconds=median(times) if times else None, speedup=1.0)
     if measure == "kl":
         rows[0] = replace(rows[0], agreement=1.0)
-    told, picked = pick(rows, limit, _MOST[measure] if max_loss is None else max_loss, measure)
+    told, picked = pick(rows, limit, MOST[measure] if max_loss is None else max_loss, measure)
     return Recommendation(told, picked, measure, unit)
-
-
-def _measure(model: nn.Module, sample: Sample) -> str:
-    with evaluating(model):
-        out = call(model, sample, "data")
-    return "kl" if isinstance(getattr(out, "logits", None), Tensor) else "output"
 
 
 def _answers(model: nn.Module, batches: Sequence[Sample]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from ao_core import Config, config_to_json
 from ao_core.ext import ConfigError
 from ao_core.ext.reports import aligned, size_text
 from ao_quant.planning.result import QuantizationPlan
-from ao_quant.planning.text import config_text
+from ao_quant.planning.text import LOSSES, config_text
 
 __all__ = ["Compared", "Recommendation", "pick"]
 
@@ -20,7 +20,6 @@ __all__ = ["Compared", "Recommendation", "pick"]
 _TIE = 1.1
 #: characters of a name
 _NAME = 60
-_LOSSES = {"kl": "KL, nats", "output": "error"}
 _SPOKEN = {"kl": "nats", "output": "noise / signal"}
 
 
@@ -96,7 +95,7 @@ class Recommendation:
         header = (
             "recipe",
             "size",
-            _LOSSES[self.measure],
+            LOSSES[self.measure],
             "same top-1",
             f"{self.unit}s/s",
             "× dense",
