@@ -128,6 +128,17 @@ def calibrated(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def advice(session: nox.Session) -> None:
+    """What plans, `autoquant` and recipes come to on five models, into docs/: what is not there yet."""
+    env = dev(session, "bench")
+    env.install("--no-deps", *group("architectures"))
+    for name in ("recipes", "plans", "speeds"):
+        script = ROOT / "examples" / "advice" / f"{name}.py"
+        env.python(script, "--json", script.with_suffix(".json"), *session.posargs)
+    env.python("scripts/generate_advice.py")
+
+
+@nox.session(venv_backend="none")
 def perplexity(session: nox.Session) -> None:
     """SmolLM2 in llama.cpp, built from source, beside ao, into docs/interchange.md: what is not there yet."""
     env, llama = dev(session, "bench"), ROOT / "build" / "perplexity"

@@ -27,14 +27,18 @@ BITS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.5, 7.5)
 
 def main() -> None:
     args = parse_args()
-    found: dict[str, Any] = {
-        "about": environment() | {"threads": torch.get_num_threads()},
-        "models": {},
-    }
+    found: dict[str, Any] = {"about": environment(), "models": {}}
     if args.json.exists():
         found["models"] = json.loads(args.json.read_text(encoding="utf-8"))["models"]
-    for name in tqdm([name for name in SUBJECTS if name not in found["models"]]):
-        found["models"][name] = measured(SUBJECTS[name](), name)
+    for name in tqdm(SUBJECTS):
+        model = found["models"].setdefault(name, {})
+        if "plans" in model and ("time" in model or not args.times):
+            continue
+        subject = SUBJECTS[name]()
+        if "plans" not in model:
+            model |= measured(subject, name)
+        if args.times:
+            model["time"] = timed(subject, model["plans"][len(BITS) // 2]["budget"])
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
@@ -57,16 +61,13 @@ def measured(subject: Subject, name: str) -> dict[str, Any]:
     base = sum(kept.values())
     for bits in tqdm(BITS, desc=name, leave=False):
         budget = int(base + bits * weights / 8)
-        start = time.perf_counter()
         chosen = plan(subject.model, budget=budget, data=subject.data, measure=subject.measure)
-        seconds = time.perf_counter() - start
         made = quantized(subject, chosen)
         rows["plans"].append(
             {
                 "bits": bits,
                 "budget": budget,
                 "bytes": nbytes(made),
-                "seconds": round(seconds, 1),
                 "rank_correlation": chosen.rank_correlation,
                 "predicted": chosen.error,
                 "measured": chosen.measured,
@@ -76,14 +77,21 @@ def measured(subject: Subject, name: str) -> dict[str, Any]:
                 **loss(subject, right, made)._asdict(),
             }
         )
-        fits = [row["loss"] for row in rows["uniform"] if row["bytes"] <= budget]
-        print(name, rows["plans"][-1], "best uniform", min(fits, default=None))
     return rows
+
+
+def timed(subject: Subject, budget: int) -> dict[str, Any]:
+    """The seconds that a plan takes; nothing else should run."""
+    start = time.perf_counter()
+    plan(subject.model, budget=budget, data=subject.data, measure=subject.measure)
+    seconds = round(time.perf_counter() - start, 1)
+    return {"seconds": seconds, "threads": torch.get_num_threads(), "cpu": environment()["cpu"]}
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, required=True, help="figures; models there are kept")
+    parser.add_argument("--times", action="store_true", help="also time a plan of each model")
     return parser.parse_args()
 
 
