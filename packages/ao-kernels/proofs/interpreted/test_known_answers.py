@@ -16,6 +16,7 @@ from ao_core.ext.kernels import AttendCall, Attention
 from ao_kernels import answers
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.adam import records as adam
+from ao_kernels.triton.adam.op import STATES
 from ao_kernels.triton.attend import records as attend
 from ao_kernels.triton.bsr import records as bsr
 from ao_kernels.triton.cast import records as cast
@@ -128,10 +129,11 @@ def test_every_family_answers_right(name):
     assert answer(asked.op, fn, sample(asked), CPU) is None
 
 
-def test_a_step_of_adam():
+@pytest.mark.parametrize("specs", STATES, ids=lambda specs: specs[0].dtype)
+def test_a_step_of_adam(specs):
     if "adam_step" not in registry.ops:
         return  # an op of ao-optim
-    asked = type("StepCall", (), {"param_dtype": HALF, "grad_dtype": HALF})()
+    asked = type("StepCall", (), {"specs": specs, "param_dtype": HALF, "grad_dtype": HALF})()
     assert answer("adam_step", adam.adam_step, adam._sample(asked), CPU) is None
 
 
