@@ -16,7 +16,7 @@ import torch
 from ao_core.ext import cache_folder
 from ao_kernels.triton.shared.device import capturing
 
-__all__ = ["asked"]
+__all__ = ["asked", "wrong"]
 
 _guard = threading.Lock()
 #: what was found in this process
@@ -49,6 +49,15 @@ def asked(
             if key not in _found:
                 _found[key] = _kept_or_answered(family, kind, device, made_from(), answer)
     return _found[key]
+
+
+def wrong() -> dict[str, str]:
+    """Kinds of calls that kernels were wrong about in this process, and what was said."""
+    return {
+        f"{family} {kind} on {device}": reason
+        for (family, kind, device), reason in _found.items()
+        if reason is not None
+    }
 
 
 def _kept_or_answered(
