@@ -13,7 +13,7 @@ from kernel_checks import CHECKS, w4a8
 #: checks of kernels that others check in every change, at another size or in another format
 MORE = (
     *("int4 g128 rows 32", "int4 g128 rows 128", "nf4 g64 rows 16", "f4e2m1 g32 rows 16"),
-    *("sm_90 adam float8 bf16", "sm_90 f4e2m1 b32 e8m0 bf16", "sm_90 amax row bf16 and transposed"),
+    *("sm_90 adam f8e4m3 bf16", "sm_90 f4e2m1 b32 e8m0 bf16", "sm_90 amax row bf16 and transposed"),
     "sm_90 cast f8e4m3 block bf16 and transposed",
     "e4m3 × e4m3 scales row × row bf16 tile 64 × 32",
     "int8 × int8 scales row × row bf16 tile 128 × 256",

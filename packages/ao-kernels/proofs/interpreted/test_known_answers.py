@@ -5,16 +5,18 @@ On a GPU they run before a kernel serves its first call, see `ao_kernels.triton.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from ao_core import WHOLE, Call, Spec
-from ao_core.ext import NO_SCALE, registry
-from ao_core.ext.kernels import AttendCall, Attention
+from ao_core import Spec
+from ao_core.ext import registry
+from ao_kernels import answers
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.adam import records as adam
+from ao_kernels.triton.adam.op import STATES
 from ao_kernels.triton.attend import records as attend
 from ao_kernels.triton.bsr import records as bsr
 from ao_kernels.triton.cast import records as cast
@@ -29,108 +31,52 @@ from ao_kernels.triton.w4a8 import records as w4a8
 from ao_kernels.triton.weight_only import kernel_codes, samples
 from ao_kernels.triton.weight_only import records as weight_only
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
+
+from known import FAMILIES, INT4, PLANES, call
+
 # Triton 3.6 with NumPy 2.2
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
     pytest.mark.usefixtures("optimizer_states"),
 ]
 
-CPU, HALF, ROW = torch.device("cpu"), torch.float16, (1, WHOLE)
-INT4 = Spec("int4", (1, 128), "float16", layout="plane16")
-UINT8 = Spec("uint8", ROW, zero_point="int")
-
-
-def call(op, spec, shape=(4096, 4096), x=(3, 4096), dtype=HALF):
-    return Call(op, spec, shape, x, dtype, "cuda")
-
-
-def attention(key, value, queries=1, memory=256):
-    """Two queries of a head for each of keys."""
-    return AttendCall(
-        key, value, (1, 4, queries, 64), (1, 2, memory, 64), 64, 128, HALF, Attention(0.125),
-        False, False, False, "cuda",
-    )  # fmt: skip
-
-
-KV = Spec("int8", (1, WHOLE), "float16", layout="plain")
-PLANES = {
-    "int4": INT4,
-    "uint4": Spec("uint4", (1, 64), "float16", "float", "plane16"),
-    "nf4": Spec("nf4", ROW, "float16", layout="plane16"),
-    "f6e3m2": Spec("f6e3m2", (1, 32), "e8m0", layout="plane16"),
-    "uint8": Spec("uint8", (1, 64), "float16", "int", "plane16_bytes"),
-}
+CPU, HALF = torch.device("cpu"), torch.float16
+#: call of `known.FAMILIES` → the kernel, and the sample that stands for it
 SAMPLES = {
-    **{
-        f"linear {name}": (weight_only.plane16_linear, samples.linear, call("linear", spec))
-        for name, spec in PLANES.items()
-    },
-    "linear 2:4": (
-        weight_only.plane16_linear, samples.linear, call("linear", replace(INT4, layout="plane24"))
-    ),
-    "experts": (
-        weight_only.plane16_grouped_linear, samples.grouped_linear,
-        call("grouped_linear", PLANES["uint4"], (8, 4096, 4096), (24, 4096)),
-    ),
-    "dequantize": (
-        weight_only.plane16_dequantize, samples.dequantize, call("dequantize", INT4, (4096, 4112))
-    ),
-    "embedding": (
-        weight_only.plane16_embedding, samples.embedding, call("embedding", INT4, x=(3,), dtype=torch.int64)
-    ),
-    "w4a8": (
-        w4a8.linear, w4a8._sample,
-        call("linear", Spec("uint4", (1, 64), "float16", "int", "plane32", act=UINT8)),
-    ),
-    "w8a8": (scaled_mm.linear, scaled_mm._sample, call("linear", Spec("int8", ROW, act=UINT8))),
-    "w8a8 with sums": (
-        scaled_mm.linear_with_sums, scaled_mm._sample,
-        call("linear", Spec("int8", ROW, layout="row_sums", act=UINT8), (4096, 4104), (3, 4104)),
-    ),
-    "mm": (
-        scaled_mm.mm, scaled_mm._sample,
-        call("mm", Spec("f8e4m3", (128, 128), act=Spec("f8e4m3", (1, 128))), x=(200, 4096)),
-    ),
-    "bsr": (
-        bsr.linear, bsr._sample,
-        call("linear", Spec("fp16", ROW, NO_SCALE, layout="bsr_sorted", options=(("blocksize", 32),))),
-    ),
-    "rows": (
-        rows.quantize, lambda c: rows._sample(c, "quantize"), call("quantize", Spec("int8", ROW), x=(3, 300))
-    ),
-    "rms_norm": (
-        rows.rms_norm_quantize, lambda c: rows._sample(c, "rms_norm_quantize"),
-        call("rms_norm_quantize", Spec("f8e4m3", ROW), x=(3, 300)),
-    ),
-    "silu_mul": (
-        rows.silu_mul_quantize, lambda c: rows._sample(c, "silu_mul_quantize"),
-        call("silu_mul_quantize", Spec("int8", ROW), x=(3, 300)),
-    ),
-    "cast": (cast.quantize_both, cast._sample, call("quantize_both", Spec("f8e4m3", (1, 128)))),
-    "mx": (
-        fake_quantize.fake_quantize, fake_quantize._sample,
-        call("fake_quantize", Spec("f4e2m1", (1, 32), "e8m0"), x=(3, 40)),
-    ),
-    "hadamard": (hadamard.hadamard, hadamard._sample, call("hadamard", Spec("int8", (1, 64)))),
-    "paley": (hadamard.hadamard, hadamard._sample, call("hadamard", Spec("int8", (1, 12 * 16)))),
-    "attend": (attend.attend, attend._sample, attention(KV, KV)),
-    "two_four": (
-        sparsify.quantize_two_four, sparsify._sample,
-        call("quantize", Spec("fp16", ROW, NO_SCALE, layout="two_four"), x=(3, 302)),
-    ),
-}  # fmt: skip
+    **{f"linear {name}": (weight_only.plane16_linear, samples.linear) for name in (*PLANES, "2:4")},
+    "experts": (weight_only.plane16_grouped_linear, samples.grouped_linear),
+    "dequantize": (weight_only.plane16_dequantize, samples.dequantize),
+    "embedding": (weight_only.plane16_embedding, samples.embedding),
+    "w4a8": (w4a8.linear, w4a8._sample),
+    "w8a8": (scaled_mm.linear, scaled_mm._sample),
+    "w8a8 with sums": (scaled_mm.linear_with_sums, scaled_mm._sample),
+    "mm": (scaled_mm.mm, scaled_mm._sample),
+    "bsr": (bsr.linear, bsr._sample),
+    "rows": (rows.quantize, lambda c: rows._sample(c, "quantize")),
+    "rms_norm": (rows.rms_norm_quantize, lambda c: rows._sample(c, "rms_norm_quantize")),
+    "silu_mul": (rows.silu_mul_quantize, lambda c: rows._sample(c, "silu_mul_quantize")),
+    "cast": (cast.quantize_both, cast._sample),
+    "mx": (fake_quantize.fake_quantize, fake_quantize._sample),
+    "hadamard": (hadamard.hadamard, hadamard._sample),
+    "paley": (hadamard.hadamard, hadamard._sample),
+    "attend": (attend.attend, attend._sample),
+    "two_four": (sparsify.quantize_two_four, sparsify._sample),
+}
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_answers_right(name):
-    fn, sample, asked = SAMPLES[name]
+    fn, sample = SAMPLES[name]
+    asked = FAMILIES[name]
     assert answer(asked.op, fn, sample(asked), CPU) is None
 
 
-def test_a_step_of_adam():
+@pytest.mark.parametrize("specs", STATES, ids=lambda specs: specs[0].dtype)
+def test_a_step_of_adam(specs):
     if "adam_step" not in registry.ops:
         return  # an op of ao-optim
-    asked = type("StepCall", (), {"param_dtype": HALF, "grad_dtype": HALF})()
+    asked = type("StepCall", (), {"specs": specs, "param_dtype": HALF, "grad_dtype": HALF})()
     assert answer("adam_step", adam.adam_step, adam._sample(asked), CPU) is None
 
 
@@ -177,14 +123,11 @@ def test_every_code_occurs_in_every_plane(name):
 def test_a_broken_kernel_is_refused(monkeypatch):
     """One that swaps planes: with the sentence that `explain` shows, and for each kind asked once."""
     right, asked = kernel_codes.k_of, []
-    monkeypatch.setattr(known_answer, "_found", {})
+    monkeypatch.setattr(answers, "_found", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(known_answer, "current_device", lambda: CPU)
     monkeypatch.setattr(samples, "current_device", lambda: CPU)
-    monkeypatch.setattr(
-        known_answer, "_kept_or_answered", lambda *args: asked.append(1) or answer(*args)
-    )
+    monkeypatch.setattr(answers, "_kept_or_answered", lambda *given: asked.append(1) or given[-1]())
 
     def swapped(x, w, bias):
         return weight_only.plane16_linear(x.roll(64, -1), w, bias)

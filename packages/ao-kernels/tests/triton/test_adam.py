@@ -12,6 +12,7 @@ import torch
 from ao_core import Spec, quantize_tensor
 from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.triton.adam import op as adam
+from ao_kernels.triton.adam import records
 from ao_kernels.triton.shared import device
 
 pytestmark = pytest.mark.usefixtures("optimizer_states")
@@ -40,18 +41,23 @@ def test_calls():
     assert "found int8" in KERNEL.refuses(Call((int8, SQUARES)))
     assert "found f8e4m3[128]" in KERNEL.refuses(Call((small, SQUARES)))
     assert "and int8" in KERNEL.refuses(Call((STATE, int8)))
+    first, second = adam.STATES[1]
+    assert KERNEL.refuses(Call((first, second))) is None
+    assert "and companded8u[256]" in KERNEL.refuses(Call((STATE, second)))
     assert "parameters of" in KERNEL.refuses(Call(param_dtype=torch.float64))
     assert "gradients of" in KERNEL.refuses(Call(grad_dtype=torch.float64))
 
 
 def test_devices(monkeypatch):
+    """Float8 needs a newer one than companded moments do."""
     assert KERNEL.unavailable() is not None
     monkeypatch.setattr(device, "unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    assert KERNEL.unavailable() == "needs sm_89, found sm_86"
+    assert records._refuses(Call()) == "needs sm_89, found sm_86"
+    assert records._refuses(Call(adam.STATES[1])) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert KERNEL.unavailable() is None
+    assert records._refuses(Call()) is None
 
 
 def test_tensors_are_checked_before_anything_changes():

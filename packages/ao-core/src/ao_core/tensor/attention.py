@@ -19,7 +19,13 @@ from ao_core.spec import Spec
 from ao_core.tensor.leaves import Leaves
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["AttendCall", "Attention", "attend", "attend_call"]
+__all__ = ["NO_GRADIENT", "AttendCall", "Attention", "attend", "attend_call"]
+
+#: what is said where a gradient is wanted
+NO_GRADIENT = (
+    "attend over a quantized cache has no gradient; train with the attention of the model, without the "
+    "cache, or generate under torch.no_grad()"
+)
 
 #: the tails, `center`, `start`, `stop` and `sinks`
 _Others = tuple[
@@ -212,10 +218,7 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        raise UnsupportedOp(
-            "attend over a quantized cache has no gradient; train with the attention of the model, without "
-            "the cache"
-        )
+        raise UnsupportedOp(NO_GRADIENT)
 
 
 _mode = lru_cache(maxsize=256)(Attention)

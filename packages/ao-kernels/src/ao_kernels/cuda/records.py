@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from torch import Tensor
 from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext.kernels import lacks_capability
 from ao_core.ext.numerics import full_block
+from ao_kernels.answers import asked
 from ao_kernels.cpu import library
+from ao_kernels.triton.shared.device import current_device
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.weight_only.layout import LAYOUTS
 
@@ -60,11 +64,30 @@ def unavailable() -> str | None:
         return str(reason)
     if torch.version.hip is not None:
         return "they are compiled for NVIDIA's devices"
-    if reason := lacks_capability((8, 0)):
+    return lacks_capability((8, 0))
+
+
+def _refuses(call: Call) -> str | None:
+    """As `_unsuitable`; any call where a kernel was wrong about its known answers on this device."""
+    if reason := _unsuitable(call):
         return reason
+    if unavailable():  # as `Kernel.unavailable` says
+        return None
+    device = current_device()
+    return asked("cuda", "linear", device, _made_from, partial(_answer, device))
+
+
+def _answer(device: torch.device) -> str | None:
     from ao_kernels.cuda.known_answer import problem
 
-    return problem(torch.ops.ao_kernels.cuda_linear.default, torch.device("cuda"))
+    return problem(torch.ops.ao_kernels.cuda_linear.default, device)
+
+
+@cache
+def _made_from() -> tuple[str, ...]:
+    """The library, which holds the kernels, and the test."""
+    files = library.library_path(), Path(__file__).with_name("known_answer.py")
+    return tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
 
 
 def _device() -> tuple[int, int, int, int]:
@@ -103,7 +126,7 @@ def _plan(call: Call) -> tuple[int, ...]:
     )
 
 
-def _refuses(call: Call) -> str | None:
+def _unsuitable(call: Call) -> str | None:
     spec = call.spec
     if spec.dtype not in FORMATS:
         return f"is for {', '.join(FORMATS)}, not {spec.dtype}"

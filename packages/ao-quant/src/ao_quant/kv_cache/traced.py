@@ -1,8 +1,12 @@
-"""`append_` as a custom operator of torch, which writes into its arguments: one node of a graph."""
+"""`append_` as an operator of torch, which writes into its arguments: one node of a graph.
+
+It is defined by its schema, so torch's registry calls `_append` at once: `torch.library.custom_op` would put
+layers of Python around each call, which a token of a decoder pays for in every layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +17,15 @@ from ao_quant.kv_cache.update import append_now
 
 __all__ = ["append_traced"]
 
+#: exported programs hold calls of it
+_SCHEMA = (
+    "kv_append(Tensor(a0!)[] state, Tensor key, Tensor value, SymInt size, SymInt window, bool centered, "
+    "str key_names, str key_spec, str value_names, str value_spec) -> ()"
+)
 
-@torch.library.custom_op("ao_quant::kv_append", mutates_args=("state",))
+
 def _append(
-    state: Sequence[Tensor],
+    state: list[Tensor],
     key: Tensor,
     value: Tensor,
     size: int,
@@ -40,27 +49,24 @@ def _append(
     keys = leaves(rest[:split], key_names, key_spec, tail_key)
     values = leaves(rest[split:], value_names, value_spec, tail_value)
     append_now(QuantizedKV(keys, values, tail_key, tail_value, center, counts, window), key, value)
+    # where torch's registry calls this, it counts no change
+    torch.autograd.graph.increment_version([x for x in state if not x.is_inference()])
 
 
-@_append.register_fake
-def _(
-    state: Sequence[Tensor],
-    key: Tensor,
-    value: Tensor,
-    size: int,
-    window: int,
-    centered: bool,
-    key_names: str,
-    key_spec: str,
-    value_names: str,
-    value_spec: str,
-) -> None:
+def _fake(*arguments: Any) -> None:
     return None
+
+
+_LIBRARY = torch.library.Library("ao_quant", "FRAGMENT")
+_LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("kv_append", _append, "CompositeExplicitAutograd")
+torch.library.register_fake("ao_quant::kv_append", _fake, lib=_LIBRARY)
+_OP = torch.ops.ao_quant.kv_append.default
 
 
 def append_traced(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
     """The node in a graph that is being traced; arguments are checked when it runs."""
-    _append(
+    _OP(
         kv.tensors(),
         key,
         value,

@@ -1,4 +1,4 @@
-"""A step of Adam over many tensors, with moments in 8-bit floats; see `ao_kernels.triton.adam.op`."""
+"""A step of Adam over many tensors, with moments in 8 bits; see `ao_kernels.triton.adam.op`."""
 
 # mypy: ignore-errors
 
@@ -23,6 +23,7 @@ def step(
     seed,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
+    FIRST: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -34,7 +35,8 @@ def step(
 
     `tensor_ptr` int64 (tensors, 7): the addresses of parameter, gradient, codes and scales of both
     moments, and the number of elements. `rest1` and `rest2` are 1 less the betas. `chunk_ptr`
-    int32 (chunks, 2): tensor, number of the chunk in it.
+    int32 (chunks, 2): tensor, number of the chunk in it. Moments are floats where FIRST, the elements of the
+    first one, is float8e4nv, and companded where it is uint8.
     """
     tensor = tl.load(chunk_ptr + 2 * tl.program_id(0)).to(tl.int64)
     first = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
@@ -42,12 +44,13 @@ def step(
     size = tl.load(at + 6)
     p_ptr = _pointer(at, PARAM, ALIGNED)
     g_ptr = _pointer(at + 1, GRAD, ALIGNED)
-    m_ptr = _pointer(at + 2, tl.float8e4nv, ALIGNED)
+    m_ptr = _pointer(at + 2, FIRST, ALIGNED)
     m_scale_ptr = _pointer(at + 3, tl.float32, False)
     v_ptr = _pointer(at + 4, tl.uint8, ALIGNED)
     v_scale_ptr = _pointer(at + 5, tl.float32, False)
 
     STEP: tl.constexpr = ROWS * 256
+    ZERO: tl.constexpr = 127 if tl.uint8 == FIRST else 0.0
     last = tl.minimum(first + CHUNK, size)
     whole = first + (last - first) // STEP * STEP
     rows = tl.arange(0, ROWS)
@@ -78,7 +81,7 @@ def step(
         p, m, m_scale, v, v_scale = _update(
             tl.load(p_ptr + whole + within, mask=inside, other=0.0),
             tl.load(g_ptr + whole + within, mask=inside, other=0.0),
-            tl.load(m_ptr + whole + within, mask=inside, other=0.0),
+            tl.load(m_ptr + whole + within, mask=inside, other=ZERO),
             tl.load(m_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
             tl.load(v_ptr + whole + within, mask=inside, other=0),
             tl.load(v_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
@@ -125,11 +128,18 @@ def _update(
     """New parameters in float32, and codes and scales of both moments."""
     p = p.to(tl.float32)
     g = g.to(tl.float32) * sign + decay * p
-    m = m_code.to(tl.float32) * (m_scale * beta1)[:, None] + rest1 * g
-    v = _squares(v_code) * (v_scale * beta2)[:, None] + rest2 * g * g
+    COMPANDED: tl.constexpr = m_code.dtype == tl.uint8
+    old_m = _companded(m_code) if COMPANDED else m_code.to(tl.float32)
+    old_v = _companded_squares(v_code) if COMPANDED else _squares(v_code)
+    m = old_m * (m_scale * beta1)[:, None] + rest1 * g
+    v = old_v * (v_scale * beta2)[:, None] + rest2 * g * g
     p = p * keep - rate * (m * _reciprocal(_root(v, ASM) * root + eps, ASM))
-    m, m_scale = _encode(m, ASM)
-    v, v_scale = _encode_squares(v, ASM)
+    if COMPANDED:
+        m, m_scale = _compand(m, ASM)
+        v, v_scale = _compand_squares(v, ASM)
+    else:
+        m, m_scale = _encode(m, ASM)
+        v, v_scale = _encode_squares(v, ASM)
     return p, m, m_scale, v, v_scale
 
 
@@ -187,6 +197,57 @@ def _encode_squares(x, ASM: tl.constexpr):
     bits = (x * _reciprocal(scale, ASM)[:, None]).to(tl.int32, bitcast=True)
     code = ((bits + 0x7FFFF) >> 20) - 0x300
     return tl.maximum(code, 0).to(tl.uint8), scale
+
+
+@triton.jit
+def _integer(code):
+    """2**23 + code: its bits are the mantissa's last, without a conversion."""
+    return (code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _companded(code):
+    """±(i / 127)², where a code is 127 ± i."""
+    x = (_integer(code) - 8388735.0) * (1.0 / 127.0)
+    return x * tl.abs(x)
+
+
+@triton.jit
+def _companded_squares(code):
+    """(code / 255)⁴."""
+    x = (_integer(code) - 8388608.0) * (1.0 / 255.0)
+    x *= x
+    return x * x
+
+
+@triton.jit
+def _companded_scale(absmax):
+    """The largest number of each row: 2**-126 at least, which has a reciprocal; of zeros 1."""
+    return tl.where(absmax == 0.0, 1.0, _greater(absmax, 1.1754943508222875e-38))
+
+
+@triton.jit
+def _compand(x, ASM: tl.constexpr):
+    """Codes of `_companded`. Halfway between i² and (i + 1)² lies (i + 1/2)² + 1/4."""
+    scale = _companded_scale(tl.reduce(tl.abs(x), 1, _greater))
+    x *= _reciprocal(scale, ASM)[:, None]
+    size = _root(tl.maximum(tl.abs(x) * 16129.0 - 0.25, 0.0), ASM)
+    signed = (size.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)).to(
+        tl.float32, bitcast=True
+    )
+    # beside 1.5 * 2**23 numbers are integers; 127 is added to what is rounded already
+    code = (signed + 12582912.0).to(tl.int32, bitcast=True) + 127
+    return code.to(tl.uint8), scale
+
+
+@triton.jit
+def _compand_squares(x, ASM: tl.constexpr):
+    """Codes of `_companded_squares`. Halfway between i⁴ and (i + 1)⁴ lies ((i + 1/2)² + 3/4)² - 1/2."""
+    scale = _companded_scale(tl.reduce(x, 1, _greater))
+    x *= _reciprocal(scale, ASM)[:, None]
+    square = _root(x * 4228250625.0 + 0.5, ASM)
+    code = _root(tl.maximum(square - 0.75, 0.0), ASM) + 8388608.0
+    return code.to(tl.int32, bitcast=True).to(tl.uint8), scale
 
 
 @triton.jit

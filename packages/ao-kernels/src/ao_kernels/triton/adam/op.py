@@ -1,4 +1,4 @@
-"""The kernel of `adam_step` for moments in 8-bit floats: one launch for any number of parameters."""
+"""The kernel of `adam_step` for moments in 8 bits: one launch for any number of parameters."""
 
 from __future__ import annotations
 
@@ -21,19 +21,29 @@ __all__ = ["CHUNK", "STATES", "TYPES", "adam_step", "settings"]
 CHUNK = 1 << 14
 #: Triton's name of the parameters' and gradients' dtypes
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-#: formats of the first and the second moment
-STATES = Spec("f8e4m3", (256,), layout="flat"), Spec("f8e5m3u", (256,), layout="flat")
+#: formats of the first and the second moment: floats, and squares and fourth powers of equal steps
+STATES = tuple(
+    (Spec(first, (256,), layout="flat"), Spec(second, (256,), layout="flat"))
+    for first, second in (("f8e4m3", "f8e5m3u"), ("companded8", "companded8u"))
+)
 
 
 def settings(
-    param: torch.dtype, grad: torch.dtype, *, aligned: bool, stochastic: bool, assembly: bool
+    param: torch.dtype,
+    grad: torch.dtype,
+    first: str,
+    *,
+    aligned: bool,
+    stochastic: bool,
+    assembly: bool,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel."""
+    """The compile-time arguments of the kernel; `first` is the number format of the first moment."""
     import triton.language as tl
 
     return {
         "PARAM": getattr(tl, TYPES[param]),
         "GRAD": getattr(tl, TYPES[grad]),
+        "FIRST": tl.float8e4nv if first == "f8e4m3" else tl.uint8,
         "CHUNK": CHUNK,
         "ROWS": 4,
         "VECTOR": 16 // max(param.itemsize, grad.itemsize),
@@ -60,9 +70,9 @@ def adam_step(
 ) -> None:
     """One step of Adam (AdamW with `decoupled`) in place, in float32: the op "adam_step" of ao-optim.
 
-    A block of moments has the scale greatest magnitude / 448, of squares / 1.875; a NaN makes all of its
-    block NaN. Square root and reciprocal are the device's approximations, of about 2 units in the last
-    place.
+    A block of moments has the scale greatest magnitude / 448, of squares / 1.875, and of companded moments
+    the greatest magnitude; a NaN makes all of its block NaN. Square root and reciprocal are the device's
+    approximations, of about 2 units in the last place.
 
     Raises:
         UnsupportedOp: a tensor is not of the kind that the kernel takes; nothing has changed.
@@ -95,8 +105,8 @@ def adam_step(
             -1.0 if maximize else 1.0,
             0 if seed is None else seed & 0x7FFFFFFF,
             **settings(
-                params[0].dtype, grads[0].dtype, stochastic=seed is not None, aligned=aligned,
-                assembly=device.type == "cuda",
+                params[0].dtype, grads[0].dtype, exp_avgs[0].spec.dtype, aligned=aligned,
+                stochastic=seed is not None, assembly=device.type == "cuda",
             ),
             num_warps=4, num_stages=1,
         )  # fmt: skip
@@ -162,8 +172,11 @@ def _check(
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
 ) -> None:
+    first = exp_avgs[0] if exp_avgs else None
+    known = {pair[0]: pair for pair in STATES}
+    pair = known.get(first.spec, STATES[0]) if isinstance(first, QTensor) else STATES[0]
     for name, moments, spec in zip(
-        ("exp_avgs", "exp_avg_sqs"), (exp_avgs, exp_avg_sqs), STATES, strict=True
+        ("exp_avgs", "exp_avg_sqs"), (exp_avgs, exp_avg_sqs), pair, strict=True
     ):
         for i, moment in enumerate(moments):
             if not isinstance(moment, QTensor) or moment.spec != spec:

@@ -2,13 +2,12 @@
 
 Layouts of registers are those of one version of Triton, and assembly is that of one device. Before the first
 call of a kind, the kernel computes a small problem whose answer the op's reference gives. A wrong answer is a
-refusal, which `explain` shows; a right one is kept on disk.
+refusal, which `explain` shows; a right one is kept on disk, see `ao_kernels.answers`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -19,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec, quantize_tensor
-from ao_core.ext import cache_folder, registry, to_layout
+from ao_core.ext import registry, to_layout
 from ao_core.ext.kernels import neutral
 from ao_core.ext.numerics import pack_bits
+from ao_kernels.answers import asked
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.shared.device import current_device
 
@@ -30,9 +30,6 @@ __all__ = ["MATMUL", "Sample", "answer", "concrete", "every_code", "noise", "pro
 #: numbers of tokens for which matmuls have tiles of their own
 _TOKENS = (1, 32, 64, 128)
 _SOURCES = Path(__file__).parents[1]
-_guard = threading.Lock()
-#: what was found in this process
-_found: dict[tuple[object, ...], str | None] = {}
 
 
 class Sample(NamedTuple):
@@ -169,53 +166,18 @@ def _generator() -> torch.Generator:
 
 
 def _asked(op: str, fn: Callable[..., Any], sample: Sample, device: torch.device) -> str | None:
-    key = (device, op, fn, sample.facts)
-    if key not in _found:
-        if (
-            torch.cuda.is_current_stream_capturing()
-        ):  # nothing can be waited for; a warm-up has asked
-            return None
-        with _guard:
-            if key not in _found:
-                _found[key] = _kept_or_answered(op, fn, sample, device)
-    return _found[key]
-
-
-def _kept_or_answered(
-    op: str, fn: Callable[..., Any], sample: Sample, device: torch.device
-) -> str | None:
-    facts = f"{op} {fn.__module__}.{fn.__qualname__} {sample.facts}"
-    file = _folder(device) / hashlib.sha256(facts.encode()).hexdigest()[:32]
-    if file.exists():
-        return None
-    found = answer(op, fn, sample, device)
-    if found is None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(facts + "\n", encoding="utf-8")
-        except OSError:  # it is found again by the next process
-            pass
-    return found
-
-
-def _folder(device: torch.device) -> Path:
-    """Where right answers are kept: for a kind of device, a driver, Triton, torch, and these kernels."""
-    import triton
-
-    properties = torch.cuda.get_device_properties(device)
-    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    about = (
-        properties.name, properties.major, properties.minor, driver, triton.__version__, torch.__version__,
-        _digest(),
-    )  # fmt: skip
-    return cache_folder("triton") / hashlib.sha256(repr(about).encode()).hexdigest()[:32]
+    kind = f"{op} {fn.__module__}.{fn.__qualname__} {sample.facts}"
+    return asked("triton", kind, device, _made_from, lambda: answer(op, fn, sample, device))
 
 
 @cache
-def _digest() -> str:
-    """Of the sources that kernels are made from."""
+def _made_from() -> tuple[str, ...]:
+    """Triton, and the sources that kernels are made from."""
+    import triton
+
     sources = sorted(_SOURCES.rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return str(triton.__version__), digest
 
 
 def _mapped(arguments: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
