@@ -99,6 +99,13 @@ class Config:
         own names are registered.
         """
 
+    def of_matrix(self, number: int) -> Config:
+        """The same for one matrix (out, in) of a 3-D weight, whose first is number 0.
+
+        Another one only where it has values for each, like the scales of experts.
+        """
+        return self
+
 
 @dataclass(frozen=True)
 class FqnToConfig(Config):

@@ -201,7 +201,6 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     aten.addbmm.default,
     aten.addmv.default,
     aten.baddbmm.default,
-    aten.convolution.default,
     aten.convolution_backward.default,
     aten.dot.default,
     aten.einsum.default,
