@@ -394,11 +394,7 @@ def _kernel_name(tensor: Tensor, target: Target) -> str:
         return ""
     spec, shape = tensor.spec, tensor.stored_shape
     if is_conv(tensor, target):
-        found = matrix_of(spec, shape, getattr(target.module, "groups", 0))
-        if found is None:
-            return ""
-        spec, shape = found
+        spec, shape = matrix_of(spec, shape, getattr(target.module, "groups", 0)) or (spec, ())
     if (op := matmul_op(shape)) is None:
         return ""
-    call = Call(op, spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)
-    return select(call).name
+    return select(Call(op, spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)).name

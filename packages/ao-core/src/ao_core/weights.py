@@ -59,6 +59,18 @@ class WeightFormat:
     #: whether the layout is for matrices that are multiplied, so that filters and vectors are skipped
     matrices_only: bool = False
 
+    def scale_for(self, dense: Tensor) -> float | Tensor | None:
+        """The scale of activations as `quantize_values` takes it, for a weight (…, out, in).
+
+        Raises:
+            ConfigError: there is one for each of several experts, and the weight has another number of them.
+        """
+        return _values("act_scale", self.act_scale, dense)
+
+    def zero_point_for(self, dense: Tensor) -> float | Tensor | None:
+        """Likewise their zero point."""
+        return _values("act_zero_point", self.act_zero_point, dense)
+
 
 class WeightConfig(Config):
     """A configuration that stores weights in another format; `weight_format` says in which."""
@@ -222,8 +234,8 @@ def quantize_weight(
             dense,
             spec,
             scale_method=fmt.scale_method,
-            act_scale=_values(fmt.act_scale, dense),
-            act_zero_point=_values(fmt.act_zero_point, dense),
+            act_scale=fmt.scale_for(dense),
+            act_zero_point=fmt.zero_point_for(dense),
         )
         if encode is None
         else encode(dense, spec)
@@ -239,13 +251,15 @@ def apply_weight_config(dense: Tensor, config: WeightConfig, target: Target) -> 
     return Skip(f"{new.reason}; {config.weight_only!r} would quantize this weight")
 
 
-def _values(given: float | tuple[float, ...] | None, dense: Tensor) -> float | Tensor | None:
+def _values(
+    name: str, given: float | tuple[float, ...] | None, dense: Tensor
+) -> float | Tensor | None:
     """A value for all matrices, or those of experts as a tensor."""
     if not isinstance(given, tuple):
         return given
     if dense.dim() != 3 or len(given) != len(dense):
         raise ConfigError(
-            f"act_scale has {len(given)} values, and a weight of {tuple(dense.shape)} takes "
+            f"{name} has {len(given)} values, and a weight of {tuple(dense.shape)} takes "
             f"{f'one, or {len(dense)}' if dense.dim() == 3 else 'one'}"
         )
     return torch.tensor(given, device="cpu").to(dense.device)

@@ -24,7 +24,15 @@ from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.rounded import rounded_activations
 from ao_core.tensor.tables import rule
 
-__all__ = ["as_matrix", "convolved", "matrix_of", "matrix_spec_of", "unfolded"]
+__all__ = [
+    "FUNCTIONS",
+    "as_matrix",
+    "convolved",
+    "convolved_by",
+    "matrix_of",
+    "matrix_spec_of",
+    "unfolded",
+]
 
 aten = torch.ops.aten
 
@@ -156,6 +164,34 @@ def convolved(
         out = out if bias is None else out + bias
     out = out.reshape(batched.shape[0], *sizes, w.shape[0]).movedim(-1, 1).contiguous()
     return out if x.dim() == dims + 2 else out[0]  # type: ignore[no-any-return]
+
+
+#: the functions of torch that take their arguments as `convolved_by` does
+FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+
+
+def convolved_by(
+    input: Tensor,
+    weight: QTensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`convolved`, with the arguments of `torch.conv2d` and its like."""
+    jump, steps = _numbers(stride), _numbers(dilation)
+    if padding == "same":
+        (wide,) = _each(weight.dim() - 2, steps)
+        total = [step * (k - 1) for step, k in zip(wide, weight.shape[2:], strict=True)]
+        sides = [side for each in reversed(total) for side in (each // 2, each - each // 2)]
+        input, padding = F.pad(input, sides), 0
+    around = (0,) if isinstance(padding, str) else _numbers(padding)
+    return convolved(input, weight, bias, jump, around, steps, groups)
+
+
+def _numbers(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _each(dims: int, *values: Sequence[int]) -> list[tuple[int, ...]]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ao_core.errors import UnsupportedOp
 from ao_core.spec import ROW
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.encoding import fake_quantize
@@ -41,28 +40,27 @@ def rounded_of_experts(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
         x: (M, K) with `offs`, or (E, M, K) without.
         w: the weight.
         offs: int32 (E,), the row after each expert's last; rows after all of them may be rounded in any way.
-
-    Raises:
-        UnsupportedOp: the scales of blocks share a static one, of which each expert has its own.
     """
     act = w.spec.act
     if act is None or not act.is_static:
         return rounded_activations(x, w)
-    if not act.static:
-        raise UnsupportedOp(
-            f"grouped_linear of layout {w.spec.layout!r} while tracing: the scales of {act} share one that "
-            "each expert has by itself, and which rows are whose is not known yet"
-        )
     rows = x.reshape(-1, x.shape[-1])
     if offs is None:
         expert = torch.arange(len(rows), device=x.device) // x.shape[1]
     else:
         numbers = torch.arange(len(rows), device=x.device, dtype=offs.dtype)
         expert = torch.bucketize(numbers, offs, right=True).clamp(max=len(offs) - 1)
-    scale, zero_point = (
-        None if each is None else each.reshape(-1)[expert][:, None] for each in static_qparams(w)
-    )
-    lost = lost_rows(rows, act)
-    by_row = replace(act, block=ROW, static=False)
-    values = fake_quantize(torch.where(lost, 0, rows), by_row, scale, zero_point)
+    lost = ~rows.isfinite().all(-1, keepdim=True)
+    known = torch.where(lost, 0, rows)
+    scale, zero_point = (None if each is None else each.reshape(-1) for each in static_qparams(w))
+    assert scale is not None
+    if act.static:
+        by_row = replace(act, block=ROW, static=False)
+        point = None if zero_point is None else zero_point[expert][:, None]
+        values = fake_quantize(known, by_row, scale[expert][:, None], point)
+    else:  # the scales of blocks share the one that is static, which there is no format of rows for
+        values = known
+        for number, its in enumerate(scale.unbind()):
+            of_expert = fake_quantize(known, act, its.reshape(1, 1))
+            values = torch.where(expert[:, None] == number, of_expert, values)
     return torch.where(lost, torch.nan, values).reshape(x.shape)
