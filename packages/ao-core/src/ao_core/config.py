@@ -95,7 +95,7 @@ class Config:
     def check(self) -> None:
         """Raise if it cannot be applied: it uses a name that is not registered, or needs data.
 
-        Called before a model is changed, not when it is made: plugins make recipes before they register names.
+        Called before a model is changed, not when it is made: plugins register names after their recipes.
         """
 
     def of_matrix(self, number: int) -> Config:
