@@ -1,4 +1,4 @@
-"""Write what static scales cost SmolLM2, examples/smollm2/static.json, into docs/calibration.md.
+"""Write what static scales cost SmolLM2 and MiniLM, examples/*/static.json, into docs/calibration.md.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
 """
@@ -6,27 +6,36 @@ With --check nothing is written, and the exit status says whether the page is fr
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from doc_sections import main, table
 from workspace import ROOT
 
 PAGE = ROOT / "docs" / "calibration.md"
-RESULTS = ROOT / "examples" / "smollm2" / "static.json"
-HEADER = [
-    "both operands in",
-    "scales of activations",
-    "KL, nats",
-    "× dynamic",
-    "same token",
-    "static weights",
-]
 
 
-def section(data: dict[str, Any]) -> str:
-    """The table, and what was measured, where."""
+class Loss(NamedTuple):
+    """What a model loses, by its name in the file."""
+
+    key: str
+    title: str
+    #: what the share of answers that stay is of
+    same: str
+
+
+#: section of the page -> (folder of the example, the loss)
+SECTIONS = {
+    "static": ("smollm2", Loss("kl_nats", "KL, nats", "same token")),
+    "static minilm": ("minilm", Loss("noise", "noise", "same document")),
+}
+
+
+def section(data: dict[str, Any], loss: Loss) -> str:
+    """The table, the weights without static scales, and what was measured, where."""
     about = data["about"]
     rows = sorted(
         data["rows"], key=lambda row: (row["format"] == "float8", row["format"], row["activations"])
@@ -35,21 +44,37 @@ def section(data: dict[str, Any]) -> str:
         f"{about['date']}; {about['cpu']}; torch {about['torch']}, ao-core {about['ao-core']}. "
         f"{about['calibration_tokens']:,} tokens to find scales, {about['tokens']:,} others to measure."
     )
-    dynamic = {row["format"]: row["kl_nats"] for row in rows if row["activations"] == "dynamic"}
+    dynamic = {row["format"]: row[loss.key] for row in rows if row["activations"] == "dynamic"}
+    header = ["both operands in", "scales of activations", loss.title, "× dynamic", loss.same]
     lines = [
         [
             row["format"],
             row["activations"],
-            f"{row['kl_nats']:.4f}",
-            f"{row['kl_nats'] / dynamic[row['format']]:.2f}",
+            f"{row[loss.key]:.4f}",
+            f"{row[loss.key] / dynamic[row['format']]:.2f}",
             f"{row['agreement']:.3f}",
             f"{row['static']} of {row['weights']}",
         ]
         for row in rows
     ]
-    return "\n\n".join([table(HEADER, lines), text])
+    left = [
+        f"- {row['format']}: {kinds(row['left_dynamic'])}"
+        for row in rows
+        if row["activations"] == "static" and row.get("left_dynamic")
+    ]
+    listed = ['Left dynamic by "static", with how many of each:', "\n".join(left)] if left else []
+    return "\n\n".join([table([*header, "static weights"], lines), *listed, text])
+
+
+def kinds(names: list[str]) -> str:
+    """Names of weights, those of all layers once."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight") for name in names)
+    return ", ".join(f"`{name}` {count}" for name, count in counts.items())
 
 
 if __name__ == "__main__":
-    text = section(json.loads(RESULTS.read_text(encoding="utf-8")))
-    sys.exit(main({(PAGE, "static"): text}, Path(__file__).name))
+    texts = {}
+    for name, (folder, loss) in SECTIONS.items():
+        found = json.loads((ROOT / "examples" / folder / "static.json").read_text(encoding="utf-8"))
+        texts[PAGE, name] = section(found, loss)
+    sys.exit(main(texts, Path(__file__).name))

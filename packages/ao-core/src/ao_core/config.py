@@ -95,9 +95,12 @@ class Config:
     def check(self) -> None:
         """Raise if it cannot be applied: it uses a name that is not registered, or needs data.
 
-        Called before a model is changed. Not when it is made, since a plugin makes its recipes before its
-        own names are registered.
+        Called before a model is changed, not when it is made: plugins register names after their recipes.
         """
+
+    def of_matrix(self, number: int) -> Config:
+        """The same for a matrix of a 3-D weight; another where it has values for each, such as scales."""
+        return self
 
 
 @dataclass(frozen=True)

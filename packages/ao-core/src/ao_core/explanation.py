@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ from ao_core.errors import ConfigError
 from ao_core.records import Call
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor, is_converted
+from ao_core.tensor.convolutions import matrix_of
 
 __all__ = [
     "ROWS",
@@ -222,8 +223,29 @@ def _explain_model(
         if isinstance(weight, ComputeWeight):
             yield _explain_compute(weight, names[0], names[1:], x, rows)
         elif isinstance(weight, QTensor):
+            module = group[0][1]
+            if isinstance(module, _ConvNd) and weight.spec.act is not None:
+                yield _explain_filters(weight, module.groups, names[0], names[1:], rows)
+                continue
             ops = tuple(dict.fromkeys(op for _, module, _ in group if (op := _op(module))))
             yield explain_tensor(weight, fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
+
+
+def _explain_filters(
+    w: QTensor, groups: int, fqn: str, tied: tuple[str, ...], rows: Sequence[int]
+) -> WeightExplanation:
+    """A convolution whose activations are quantized: the matmul of what its input unfolds to."""
+    shape, found = w.stored_shape, matrix_of(w.spec, w.stored_shape, groups)
+    if found is None:
+        note = (
+            f"a convolution in {groups} groups: no kernel takes them, so activations are rounded, and values "
+            f"multiplied in their own dtype"
+        )
+        return WeightExplanation(fqn, w.spec, shape, w.dtype, w.device.type, (), note, tied)
+    spec, matrix = found
+    seen = explain_weight(spec, matrix, w.dtype, w.device.type, rows=rows)
+    note = f"a convolution: the matmul of its filters, {matrix}, with what the input unfolds to"
+    return replace(seen, fqn=fqn, spec=w.spec, shape=shape, note=note, tied=tied)
 
 
 def _explain_compute(

@@ -46,6 +46,7 @@ from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
 from ao_core.tensor.chosen_steps import ChosenSteps
+from ao_core.tensor.convolutions import matrix_of
 from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
@@ -389,10 +390,11 @@ def _bytes(tensor: Tensor) -> int:
 
 def _kernel_name(tensor: Tensor, target: Target) -> str:
     """The kernel that serves a matmul with one row of activations."""
-    if not isinstance(tensor, QTensor) or is_conv(tensor, target):
+    if not isinstance(tensor, QTensor):
         return ""
-    shape = tensor.stored_shape
+    spec, shape = tensor.spec, tensor.stored_shape
+    if is_conv(tensor, target):
+        spec, shape = matrix_of(spec, shape, getattr(target.module, "groups", 0)) or (spec, ())
     if (op := matmul_op(shape)) is None:
         return ""
-    call = Call(op, tensor.spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)
-    return select(call).name
+    return select(Call(op, spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)).name

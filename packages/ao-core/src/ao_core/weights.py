@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
@@ -17,6 +17,7 @@ from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, ROW, TENSOR, WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_values
+from ao_core.tensor.convolutions import matrix_spec_of
 
 __all__ = [
     "GroupSize",
@@ -49,11 +50,26 @@ class WeightFormat:
     spec: Spec
     #: name of the `ScaleMethod` that chooses scales and zero points
     scale_method: str = "absmax"
-    #: scale, and zero point if any, of activations that are static
-    act_scale: float | None = None
-    act_zero_point: float | None = None
+    #: scale, and zero point if any, of activations that are static: one, or one for each matrix of experts
+    act_scale: float | tuple[float, ...] | None = None
+    act_zero_point: float | tuple[float, ...] | None = None
+    #: whether activations of convolutions and of 3-D weights of experts are quantized too, or those of linear
+    #: layers only
+    acts_everywhere: bool = False
     #: whether the layout is for matrices that are multiplied, so that filters and vectors are skipped
     matrices_only: bool = False
+
+    def scale_for(self, dense: Tensor) -> float | Tensor | None:
+        """The scale of activations as `quantize_values` takes it, for a weight (…, out, in).
+
+        Raises:
+            ConfigError: there is one for each of several experts, and the weight has another number of them.
+        """
+        return _values("act_scale", self.act_scale, dense)
+
+    def zero_point_for(self, dense: Tensor) -> float | Tensor | None:
+        """Likewise their zero point."""
+        return _values("act_zero_point", self.act_zero_point, dense)
 
 
 class WeightConfig(Config):
@@ -186,7 +202,7 @@ def quantize_weight(
 ) -> Tensor | Skip:
     """The quantized form of a parameter, or why there is none.
 
-    Activations are quantized in linear layers only.
+    Activations are quantized in linear layers, and in others where `fmt.acts_everywhere`.
 
     Args:
         dense: the parameter: (out, in), (in, out) where its module has it so, (experts, out, in) or filters
@@ -210,16 +226,16 @@ def quantize_weight(
         role = "holds the filters of a convolution" if conv else "has one dimension"
         layout = fmt.spec.layout
         return Skip(f"it {role}, and the layout {layout!r} is for matrices that are multiplied")
-    if fmt.spec.act is not None and (what := _not_linear(dense, target, conv)):
-        return Skip(f"{what}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt.spec, tuple(dense.shape), conv=conv)
+    if fmt.spec.act is not None and (reason := _takes_no_acts(dense, fmt, spec, target, conv)):
+        return Skip(reason)
     quantized = (
         quantize_values(
             dense,
             spec,
             scale_method=fmt.scale_method,
-            act_scale=fmt.act_scale,
-            act_zero_point=fmt.act_zero_point,
+            act_scale=fmt.scale_for(dense),
+            act_zero_point=fmt.zero_point_for(dense),
         )
         if encode is None
         else encode(dense, spec)
@@ -233,6 +249,43 @@ def apply_weight_config(dense: Tensor, config: WeightConfig, target: Target) -> 
     if not isinstance(new, Skip) or not config.weight_only:
         return new
     return Skip(f"{new.reason}; {config.weight_only!r} would quantize this weight")
+
+
+def _values(
+    name: str, given: float | tuple[float, ...] | None, dense: Tensor
+) -> float | Tensor | None:
+    """A value for all matrices, or those of experts as a tensor."""
+    if not isinstance(given, tuple):
+        return given
+    if dense.dim() != 3 or len(given) != len(dense):
+        raise ConfigError(
+            f"{name} has {len(given)} values, and a weight of {tuple(dense.shape)} takes "
+            f"{f'one, or {len(dense)}' if dense.dim() == 3 else 'one'}"
+        )
+    return torch.tensor(given, device="cpu").to(dense.device)
+
+
+def _takes_no_acts(
+    dense: Tensor, fmt: WeightFormat, spec: Spec, target: Target, conv: bool
+) -> str | None:
+    """Why the activations that a parameter is multiplied with are not quantized; None where they are."""
+    what = _not_linear(dense, target, conv)
+    if what is None:
+        return None
+    if not fmt.acts_everywhere:
+        return f"{what}, and activations are quantized in linear layers only"
+    module = target.module
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.Bilinear)):
+        return f"{what}, and activations are quantized in linear layers, convolutions and experts"
+    if not conv:
+        return None
+    if not isinstance(module, _ConvNd) or isinstance(module, _ConvTransposeNd):
+        return (
+            f"{what} that is none of Conv1d, Conv2d and Conv3d, whose activations are not quantized"
+        )
+    if matrix_spec_of(spec) is None:
+        return f"{what}, and activations are quantized where a filter has one scale, not in {spec}"
+    return None
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str | None:

@@ -73,8 +73,9 @@ def test_scales_are_those_of_all_that_layers_were_given(config, dtype, training,
     for name, q in ("0.weight", model[0].weight), ("2.weight", model[2].weight):
         assert isinstance(q, QTensor)
         assert q.spec.act.is_static
-        scale, zero_point = calibration.watched[name].qparams()
-        assert float(q.act_scale) == scale
+        scaled = calibration.watched[name].scaled()
+        zero_point = getattr(scaled, "act_zero_point", None)
+        assert float(q.act_scale) == scaled.act_scale
         assert (int(q.act_zero_point) if "act_zero_point" in q.part_names else None) == zero_point
     assert model(batches[0]).dtype == dtype
 
@@ -249,7 +250,8 @@ def test_other_configurations_beside_it_and_the_report():
             "c": nn.Conv1d(4, 4, 3),
         }
     )
-    rules = FqnToConfig({"b": "int4_weight_only", "*": INT8})
+    nvfp4 = "nvfp4_static_activation_nvfp4_weight"
+    rules = FqnToConfig({"b": "int4_weight_only", "c": nvfp4, "*": INT8})
     calibration = prepare(model, rules)
     assert list(calibration.watched) == ["a.weight"]
     with calibrate(model):
@@ -262,7 +264,7 @@ def test_other_configurations_beside_it_and_the_report():
         "embeddings are kept unless a FqnToConfig names them or filter_fn selects them",
     )
     assert "filters of a convolution" in status["c.weight"][1]
-    assert "'int8_weight_only' would quantize this weight" in status["c.weight"][1]
+    assert "'nvfp4_weight_only' would quantize this weight" in status["c.weight"][1]
     assert "static" in report.records[1].spec
     assert ao_core.Report.from_json(report.to_json()).to_dict() == report.to_dict()
 
@@ -307,5 +309,5 @@ def test_the_table():
     lines = str(calibration).splitlines()
     assert lines[0].startswith("0.weight (mse): 140 values from -1 to 3, scale 0.01")
     assert "zero point 6" in lines[0]
-    assert lines[-1] == "133,184 bytes"
-    assert calibration.nbytes == 133_184
+    assert lines[-1] == "133,200 bytes"
+    assert calibration.nbytes == 133_200

@@ -135,7 +135,7 @@ def test_errors_against_float64(dtype):
     config = replace(CONFIGS["minmax"], act_scale=scale)
     target = Target("weight", layer, "weight")
     rows = {"sample": x, "greatest": x[:1]}
-    found = product_errors(layer.weight.detach()[None], rows, config, target)
+    found = product_errors(layer.weight.detach()[None], [rows], config, target)
     w, x = layer.weight.detach().double(), x.double()
     steps = w.abs().amax(1, keepdim=True) / 127
     rounded = (w / steps).round() * steps

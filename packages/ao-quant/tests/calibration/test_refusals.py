@@ -171,7 +171,7 @@ def test_bad_weights_leave_the_model_as_it_was():
 
 def test_strict_reports_what_cannot_be_done():
     model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.Flatten(), nn.Linear(64, 5))
-    prepare(model, INT8)
+    prepare(model, FqnToConfig({"0": "nvfp4_static_activation_nvfp4_weight", "*": INT8}))
     with calibrate(model):
         model(torch.randn(2, 4, 10))
     with pytest.raises(QuantizationError, match=r"0\.weight: it holds the filters"):

@@ -72,7 +72,7 @@ def test_one_call_is_the_three_steps(name, dtype):
         assert replace(mine, seconds=its.seconds, rows=None) == its
     seen = {r.rows for r in report.records if r.status == "changed"}
     assert 14 in seen
-    assert seen <= {14, None}
+    assert seen <= {14, 42, None}  # the convolution sees three positions of each
 
 
 def test_outliers_get_a_scale_for_each_token():

@@ -91,10 +91,12 @@ def apply_algorithms(
     with telling(batches):
         work = _found(model, decisions, batches, progress)
     decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
+    # what was skipped may wait for data still, and would again
+    skipped = {fqn for fqn, (_, record) in work.ready.items() if record.status == "skipped"}
     moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
     report = apply_decisions(
         model,
-        config if work.driven else config_of(decided),
+        config if work.driven else config_of([e for e in decided if e.fqn not in skipped]),
         decided,
         ready=moved,
         undo=undo,

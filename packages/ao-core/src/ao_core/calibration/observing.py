@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ao_core.calibration.matrices import unfolded
 from ao_core.numerics.fast_dense import fast_dense
+from ao_core.tensor.convolutions import unfolded
 
 __all__ = ["Note", "observing"]
 

@@ -73,7 +73,13 @@ def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
         return whole
     if whole is not None and (reason := crossing_reason(step, whole)):
         return Skip(reason)
-    new = by_rows(dense, lambda rows: transformed(entry, rows))
+    if step.place and isinstance(number := step.place[0], int):
+        entry = _of_matrix(entry, number)
+    new = by_rows(
+        dense,
+        lambda rows: transformed(entry, rows),
+        of_matrix=lambda number, rows: transformed(_of_matrix(entry, number), rows),
+    )
     if isinstance(new, (QTensor, Skip)):
         if isinstance(new, QTensor) and whole is not None and new.spec != whole.spec:
             return Skip(
@@ -84,6 +90,12 @@ def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
         f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it "
         "was: there is nothing to write"
     )
+
+
+def _of_matrix(entry: Decision, number: int) -> Decision:
+    """The decision for one matrix of a 3-D weight."""
+    assert entry.config is not None
+    return replace(entry, config=entry.config.of_matrix(number))
 
 
 def _joined(decision: Decision, dense: Tensor) -> QTensor | Skip | None:

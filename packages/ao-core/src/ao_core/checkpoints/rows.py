@@ -22,9 +22,14 @@ _ROWS = 128
 
 
 def by_rows(
-    dense: Tensor, apply: Callable[[Tensor], Tensor | Skip], elements: int = ELEMENTS
+    dense: Tensor,
+    apply: Callable[[Tensor], Tensor | Skip],
+    elements: int = ELEMENTS,
+    of_matrix: Callable[[int, Tensor], Tensor | Skip] | None = None,
 ) -> Tensor | Skip:
     """What `apply` makes of a matrix or of the 3-D weights of experts, by some of its rows at a time.
+
+    Rows of one matrix of several go to `of_matrix`, with its number, where that is given.
 
     Where the format has something that all rows share, such as one scale of the tensor, `apply` gets all
     of them at once; and so it does where that would give another format.
@@ -32,7 +37,14 @@ def by_rows(
     pieces = list(_pieces(tuple(dense.shape), elements))
     if dense.is_meta or len(pieces) < 2:
         return apply(dense)
-    first = apply(_cut(dense, pieces[0]))
+
+    def applied(piece: _Piece) -> Tensor | Skip:
+        rows = _cut(dense, piece)
+        if of_matrix is None or dense.dim() != 3:
+            return apply(rows)
+        return of_matrix(piece[0][0], rows)
+
+    first = applied(pieces[0])
     if not isinstance(first, QTensor) or not _divides(first, tuple(dense.shape)):
         return apply(dense)
     if _differs(dense, first, apply):
@@ -41,7 +53,7 @@ def by_rows(
     assert isinstance(whole, QTensor)
     _put(whole, pieces[0], first)
     for piece in pieces[1:]:
-        new = apply(_cut(dense, piece))
+        new = applied(piece)
         if not isinstance(new, QTensor) or new.spec != whole.spec:
             return apply(dense)
         _put(whole, piece, new)

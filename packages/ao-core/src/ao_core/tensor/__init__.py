@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
+    convolutions,
     experts,
     matmuls,
     memory,

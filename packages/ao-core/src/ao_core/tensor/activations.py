@@ -2,6 +2,7 @@
 
 `act_scale` is float32, `act_zero_point`, of formats with a zero point, uint8 or float32. Both have one entry
 for each matrix (out, in) of the weight, in as many dimensions as it has: (1, 1), or (E, 1, 1) for experts.
+Filters, whose blocks are whole filters, are one matrix: (1, 1, 1, 1).
 Codes and scales of the weight know nothing of them: copying dense values into it keeps them.
 """
 
@@ -18,7 +19,7 @@ from ao_core.errors import ConfigError
 from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import qparams_of_range
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.checks import check_given
 
 if TYPE_CHECKING:
@@ -44,21 +45,36 @@ def act_names(spec: Spec) -> tuple[str, ...]:
     return ("act_scale",) if spec.act.zero_point == "none" else ("act_scale", "act_zero_point")
 
 
-def act_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of these parts, for a tensor of stored `shape`."""
-    return (*shape[:-2], *(1,) * min(len(shape), 2))
+def _matrix_dims(spec: Spec, shape: tuple[int, ...]) -> int:
+    """The last dimensions that make up one matrix: two, or all of filters, whose blocks are whole filters."""
+    filters = len(spec.block) == len(shape) > 2 and set(spec.block[1:]) == {WHOLE}
+    return len(shape) if filters else min(len(shape), 2)
 
 
-def act_axes(shape: tuple[int, ...]) -> Geometry:
+def act_shape(spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of these parts, for a tensor of stored `shape` in the format `spec`."""
+    dims = _matrix_dims(spec, shape)
+    return (*shape[: len(shape) - dims], *(1,) * dims)
+
+
+def act_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
     """Their geometry: each matrix has its own, which all of its slices share."""
-    return (*(PartAxis(1, 1),) * (len(shape) - 2), *(SHARED,) * min(len(shape), 2))
+    dims = _matrix_dims(spec, shape)
+    return (*(PartAxis(1, 1),) * (len(shape) - dims), *(SHARED,) * dims)
 
 
 def act_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
     """What these parts must be, of a tensor of stored `shape`."""
     codes = spec.act is not None and spec.act.zero_point == "int"
     dtypes = {"act_scale": torch.float32, "act_zero_point": torch.uint8 if codes else torch.float32}
-    return {name: Form(act_shape(shape), dtypes[name]) for name in act_names(spec)}
+    return {name: Form(act_shape(spec, shape), dtypes[name]) for name in act_names(spec)}
+
+
+def _spread(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One value for all matrices, or a vector of one for each expert, in the shape of the part."""
+    if value.dim() == 1 and len(shape) == 3:
+        value = value.reshape(-1, 1, 1)
+    return value.expand(shape)
 
 
 def check_act(name: str, value: float | Tensor | None) -> None:
@@ -95,7 +111,7 @@ def make_act_parts(
         codes = name == "act_zero_point" and spec.act is not None and spec.act.zero_point == "int"
         dtype = torch.uint8 if codes else torch.float32
         value = torch.as_tensor(values[name], dtype=dtype, device=device)
-        value = value.expand(act_shape(shape))
+        value = _spread(value, act_shape(spec, shape))
         parts[name] = value.clone(memory_format=torch.contiguous_format)
     return parts
 

@@ -17,7 +17,7 @@ def beside_names(spec: Spec) -> tuple[str, ...]:
 
 def beside_axes(spec: Spec, shape: tuple[int, ...]) -> dict[str, Geometry]:
     """Their geometry, in a tensor of stored `shape`."""
-    axes: dict[str, Geometry] = dict.fromkeys(act_names(spec), act_axes(shape))
+    axes: dict[str, Geometry] = dict.fromkeys(act_names(spec), act_axes(spec, shape))
     return axes | step_axes(spec, shape)
 
 

@@ -311,7 +311,9 @@ def gather_rows(tensor: QTensor, index: Tensor) -> QTensor:
     lead = block[0] if block[0] == WHOLE else 1
     nested = isinstance(tensor.spec.scale_dtype, Spec)
     scale_dtype = "float32" if nested else tensor.spec.scale_dtype
-    spec = replace(tensor.spec, block=(lead, *block[1:]), scale_dtype=scale_dtype)
+    named = len(tensor.spec.block) < ndim  # the leading extents of others are 1 as it is
+    block = tensor.spec.block if named else (lead, *block[1:])
+    spec = replace(tensor.spec, block=block, scale_dtype=scale_dtype)
     out = owned(tensor.like(parts, (index.shape[0], *tensor.shape[1:]), spec=spec))
     # what all rows share is not gathered, but the tensor's own
     return _lent(out, {name for name, part in parts.items() if part is getattr(tensor, name)})

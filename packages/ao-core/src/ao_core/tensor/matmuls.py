@@ -201,7 +201,6 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     aten.addbmm.default,
     aten.addmv.default,
     aten.baddbmm.default,
-    aten.convolution.default,
     aten.convolution_backward.default,
     aten.dot.default,
     aten.einsum.default,
@@ -274,4 +273,26 @@ def exported(func: Any, args: Args, kwargs: Kwargs) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         if func is F.linear:
             return _aten_linear(aten.linear.default, args, kwargs)
+        if (found := _with_activations(func, args, kwargs)) is not None:
+            return found
         return dense_values(func, args, kwargs)
+
+
+def _with_activations(func: Any, args: Args, kwargs: Kwargs) -> Tensor | None:
+    """A convolution whose activations are quantized; None of anything else.
+
+    Raises:
+        UnsupportedOp: the weights of experts, which are multiplied by several functions, one after the other.
+    """
+    from ao_core.tensor.convolutions import FUNCTIONS, convolved_by, matrix_spec_of
+
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    acting = [w for w in leaves if isinstance(w, QTensor) and w.spec.act is not None]
+    if func in FUNCTIONS and acting:
+        return convolved_by(*args, **kwargs)
+    if any(w.dim() == 3 and matrix_spec_of(w.spec) is None for w in acting):
+        raise UnsupportedOp(
+            f"{getattr(func, '__name__', func)} while exporting: the activations of experts are quantized, "
+            "which the graph would leave out; export a model whose experts are weight-only"
+        )
+    return None

@@ -21,7 +21,7 @@ from ao_core.tensor.encoding import encode_parts, encode_reference
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.matmuls import call_of
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.rounded import rounded_activations
+from ao_core.tensor.rounded import rounded_activations, rounded_of_experts
 
 __all__ = [
     "embedding",
@@ -44,16 +44,12 @@ def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """Expert by expert, each by the linear kernel for its share; while tracing, all at once."""
     if not is_traced(x):
         return by_expert(x, w, offs, w.shape[1], _linear_of_expert)
-    if w.spec.act is not None and w.spec.act.is_static:
-        raise UnsupportedOp(
-            f"grouped_linear of layout {w.spec.layout!r} while tracing: each expert has a scale of its own "
-            "for its activations, which rows are whose is not known yet"
-        )
     dense = w.dequantize(x.dtype).transpose(-2, -1)
     if offs is None:
-        return torch.bmm(rounded_activations(x, w), dense)
+        return torch.bmm(rounded_of_experts(x, w, None), dense)
     used = torch.arange(x.shape[0], device=x.device) < offs[-1]
-    return torch.where(used[:, None], torch._grouped_mm(rounded_activations(x, w), dense, offs), 0)
+    rounded = rounded_of_experts(x, w, offs)
+    return torch.where(used[:, None], torch._grouped_mm(rounded, dense, offs), 0)
 
 
 def _linear_of_expert(rows: Tensor, expert: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ def weighed(
             dense,
             spec,
             choose=partial(_choose, by),
-            act_scale=fmt.act_scale,
-            act_zero_point=fmt.act_zero_point,
+            act_scale=fmt.scale_for(dense),
+            act_zero_point=fmt.zero_point_for(dense),
         )
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
@@ -99,8 +99,8 @@ def clipped(
             dense,
             spec,
             choose=choose,
-            act_scale=fmt.act_scale,
-            act_zero_point=fmt.act_zero_point,
+            act_scale=fmt.scale_for(dense),
+            act_zero_point=fmt.zero_point_for(dense),
         )
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import Config, Skip, Target
-from ao_core.ext import WeightConfig, is_transposed
-from ao_core.ext.calibration import State, Statistic, sampled_rows
+from ao_core import Config, Spec, Target
+from ao_core.ext import WeightConfig, quantize_values
+from ao_core.ext.calibration import State, Statistic, Statistics, sampled_rows
 from ao_core.ext.quantizing import warn_caller
-from ao_quant.algorithms.applying import nearest
+from ao_quant.calibration.stated import found_scales, is_of_experts
 from ao_quant.configs import StaticConfig
 
 __all__ = [
@@ -76,59 +76,98 @@ class ProductErrors(NamedTuple):
 
 
 def product_errors(
-    weight: Tensor, rows: Mapping[str, Tensor], config: StaticConfig, target: Target
-) -> ProductErrors | None:
-    """The errors of the products of a weight (1, N, K) with some of its activations.
+    weight: Tensor, rows: Sequence[Mapping[str, Tensor]], config: StaticConfig, target: Target
+) -> ProductErrors:
+    """The errors of the products of a weight (E, N, K) with some of its activations.
 
     Both the weight and the activations are rounded, and products are compared with dense ones, in float32.
-    Each token counts alike: in many models a few tokens are a thousand times as large as all others.
+    Each token counts alike: in many models a few tokens are a thousand times as large as all others. The
+    tokens of an expert are its own, and those of a convolution are positions, of all groups of channels.
 
     Args:
-        weight: dense.
-        rows: the states of `ROWS`.
-        config: with its scale.
+        weight: dense; see `matrices`.
+        rows: the states of `ROWS` of each matrix.
+        config: with its scale, or scales.
         target: the parameter.
 
     Returns:
-        Those of the sample, or of the sample and the greatest row where these are further apart. None where a
-        format does not take the weight.
+        Those of the sample, or of the sample and the greatest row where these are further apart; of experts,
+        those that are furthest apart.
     """
     some = weight[:, :: max(1, weight.shape[1] // _OUTPUTS)].float()
-    x = torch.cat([rows["sample"], rows["greatest"]]).to(some.device, torch.float32)
-    expected = x @ some[0].t()
-    sizes = expected.square().sum(-1)
+    dynamic, place = config.dynamic(), weight.device
+    x = [torch.cat([each["sample"], each["greatest"]]).to(place, torch.float32) for each in rows]
+    if not is_of_experts(target):
+        return _apart(some, x, config, dynamic)
+    experts = enumerate(zip(some.unbind(), x, strict=True))
+    found = (_apart(w[None], [own], config.of_matrix(i), dynamic) for i, (w, own) in experts)
+    return max(found, key=_ratio)
 
-    def errors(fmt: WeightConfig) -> Tensor | None:
-        found = nearest(some, fmt, target)
-        if isinstance(found, Skip):
-            return None
-        made = F.linear(x, found.t() if is_transposed(target) else found)
-        wrong = (made - expected).square().sum(-1)
+
+def _apart(
+    weight: Tensor, x: Sequence[Tensor], config: StaticConfig, dynamic: WeightConfig
+) -> ProductErrors:
+    """The errors where all matrices have one scale: groups of channels, or only one."""
+    # of the groups of a convolution the same positions are sampled; the last row has the greatest of each
+    rows = torch.stack(list(x))
+    expected = rows @ weight.transpose(1, 2)
+    sizes = expected.square().sum((0, 2))
+
+    def errors(fmt: WeightConfig) -> Tensor:
+        wrong = (_product(rows, weight, fmt) - expected).square().sum((0, 2))
         return torch.where(sizes > 0, wrong / sizes, 0.0).double()
 
-    static, dynamic = errors(config), errors(config.dynamic())
-    if static is None or dynamic is None:
-        return None
-    found = [
-        ProductErrors(*(float(each[:count].mean()) for each in (static, dynamic)))
-        for count in (len(x) - 1, len(x))
-    ]
-    return max(found, key=lambda each: each.static / each.dynamic if each.dynamic else 0.0)
+    both = errors(config), errors(dynamic)
+    counts = (rows.shape[1] - 1, rows.shape[1])
+    found = [ProductErrors(*(float(each[:count].mean()) for each in both)) for count in counts]
+    return max(found, key=_ratio)
+
+
+def _product(rows: Tensor, weight: Tensor, config: WeightConfig) -> Tensor:
+    """Products (G, T, N) of rows (G, T, K) with a weight (G, N, K), both rounded as `config` says."""
+    (groups, count, width), fmt = rows.shape, config.weight_format(torch.float32)
+    given = {"act_scale": fmt.act_scale, "act_zero_point": fmt.act_zero_point}
+    if groups == 1:
+        return F.linear(rows[0], _quantized(weight[0], fmt.spec, fmt.scale_method, given))[None]
+    # the convolution of one position
+    filters = weight.reshape(-1, width, 1)
+    spec = config.spec(tuple(filters.shape), torch.float32, conv=True)
+    seen = rows.transpose(0, 1).reshape(count, groups * width, 1)
+    out = F.conv1d(seen, _quantized(filters, spec, fmt.scale_method, given), groups=groups)
+    return out.reshape(count, groups, -1).transpose(0, 1)
+
+
+def _quantized(weight: Tensor, spec: Spec, scale_method: str, given: Mapping[str, Any]) -> Tensor:
+    return quantize_values(weight, spec, scale_method=scale_method, **given)
+
+
+def _ratio(errors: ProductErrors) -> float:
+    return errors.static / errors.dynamic if errors.dynamic else 0.0
 
 
 def settled(
-    weight: Tensor, rows: Mapping[str, Tensor], config: StaticConfig, target: Target
+    weight: Tensor, statistics: Sequence[Statistics], config: StaticConfig, target: Target
 ) -> tuple[Config | None, str]:
     """What a weight gets by `on_outliers`, and the reason where its products have outliers; else "".
 
-    Args: as for `product_errors`.
+    Args:
+        weight: dense, (E, N, K); see `matrices`.
+        statistics: of the inputs of each matrix, those of `observed` and `ROWS`.
+        config: without a scale.
+        target: the parameter.
     """
+    scaled = found_scales(config, statistics, of_experts=is_of_experts(target))
     with torch.no_grad():
-        errors = product_errors(weight, rows, config, target)
-    if errors is None or not errors.are_apart:
-        return config, ""
-    instead: dict[str, Config | None] = {"dynamic": config.dynamic(), "dense": None, "keep": config}
-    reason = f"its inputs have outliers: error of the product {errors} (on_outliers={config.on_outliers!r})"
+        errors = product_errors(weight, [each.values for each in statistics], scaled, target)
+    if not errors.are_apart:
+        return scaled, ""
+    is_linear = getattr(target.module, target.name).dim() == 2
+    dynamic = config.dynamic("linear" if is_linear else "all")
+    instead: dict[str, Config | None] = {"dynamic": dynamic, "dense": None, "keep": scaled}
+    whose = "the inputs of an expert" if is_of_experts(target) else "its inputs"
+    reason = (
+        f"{whose} have outliers: error of the product {errors} (on_outliers={config.on_outliers!r})"
+    )
     return instead[config.on_outliers], reason
 
 

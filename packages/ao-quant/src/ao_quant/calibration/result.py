@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ao_core import Config
 from ao_core.ext import QuantizationError
-from ao_core.ext.calibration import Statistics, config_of, matrices
+from ao_core.ext.calibration import (
+    Statistic,
+    Statistics,
+    config_of,
+    inputs_of,
+    matrices,
+    matrix_shape,
+)
 from ao_core.ext.quantizing import Decision
 from ao_quant.calibration.judging import ROWS, settled
-from ao_quant.calibration.observers import OBSERVERS, Observed, observe, qparams
+from ao_quant.calibration.observers import Observed, merged
+from ao_quant.calibration.stated import found_scales, is_of_experts, observed, seen_by
 from ao_quant.configs import StaticConfig
 
-__all__ = ["Calibration", "Watched", "config_of", "found_qparams"]
+__all__ = ["Calibration", "Watched", "config_of", "needs"]
 
 
-def found_qparams(config: StaticConfig, state: Observed) -> tuple[float, int | None]:
-    """Scale and zero point by what was seen of the activations of a weight."""
-    act = config.weight_format(torch.float32).spec.act
-    assert act is not None
-    return qparams(state, OBSERVERS[config.observer], act, config.percentile)
+def needs(config: StaticConfig) -> tuple[Statistic, ...]:
+    """What is kept of the activations of a weight: what its observer sees, and some rows."""
+    return (observed(config.observer), *ROWS)
 
 
 @dataclass
@@ -30,23 +37,65 @@ class Watched:
     """A weight whose activations are observed."""
 
     config: StaticConfig
-    state: Observed
-    #: some rows of the activations
-    rows: Statistics = field(default_factory=lambda: Statistics(ROWS))
+    #: of the activations of each matrix of the weight; see `matrices`
+    statistics: list[Statistics]
+    #: whether each matrix has a scale of its own
+    of_experts: bool = False
 
     @classmethod
-    def start(cls, config: StaticConfig) -> Watched:
+    def start(cls, config: StaticConfig, entry: Decision) -> Watched:
         """Nothing seen yet."""
-        return cls(config, OBSERVERS[config.observer].start())
+        target = entry.owners[0]
+        count = matrix_shape(tuple(entry.tensor.shape), target)[0]
+        return cls(config, [Statistics(needs(config))] * count, is_of_experts(target))
 
-    def qparams(self) -> tuple[float, int | None]:
-        """Scale and zero point by what was seen."""
-        return found_qparams(self.config, self.state)
+    @property
+    def state(self) -> Observed:
+        """What was seen of all matrices."""
+        return reduce(
+            merged, (seen_by(each.values) for each in self.statistics if each.rows), Observed()
+        )
+
+    def scaled(self) -> StaticConfig:
+        """The configuration with scales by what was seen, of those experts that saw any rows."""
+        known = [each for each in self.statistics if each.rows]
+        return found_scales(self.config, known, of_experts=self.of_experts)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were seen, of all matrices."""
+        return sum(each.rows for each in self.statistics)
 
     @property
     def nbytes(self) -> int:
         """Memory of what was seen."""
-        return self.state.nbytes + self.rows.nbytes
+        return sum(each.nbytes for each in self.statistics)
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no data yet"
+        found: Any = self.scaled()
+        low, high = self.state.range
+        text = f"{self.state.count:,} values from {low:.4g} to {high:.4g}, "
+        text += f"scale {_span(found.act_scale, '.4g')}"
+        point = getattr(found, "act_zero_point", None)
+        return text if point is None else f"{text}, zero point {_span(point, 'd')}"
+
+
+def _span(values: Any, form: str) -> str:
+    """A value, or the least and greatest of those of experts."""
+    ends = sorted({min(values), max(values)}) if isinstance(values, tuple) else [values]
+    return " to ".join(f"{each:{form}}" for each in ends)
+
+
+class Decided(NamedTuple):
+    """What becomes of a prepared model."""
+
+    decisions: list[Decision]
+    #: by name, what weights with outliers get
+    outliers: dict[str, Config | None]
+    #: by name, what is not as it would be with more data
+    notes: dict[str, str]
 
 
 @dataclass
@@ -71,7 +120,7 @@ class Calibration:
     @property
     def unseen(self) -> list[str]:
         """Weights that were multiplied with nothing yet."""
-        return [name for name, each in self.watched.items() if not each.state.count]
+        return [name for name, each in self.watched.items() if not each.rows]
 
     def note(self, name: str, number: int, x: Tensor) -> None:
         """Observe activations of a weight.
@@ -81,46 +130,33 @@ class Calibration:
         """
         each = self.watched[name]
         try:
-            each.state = observe(each.state, x)
-            each.rows = each.rows.absorb(x)
+            each.statistics[number] = each.statistics[number].absorb(x)
         except QuantizationError as error:
             raise QuantizationError(
                 f"the activations of {name} cannot be observed, {error}; find out where the model makes "
                 "them, or leave the layer out"
             ) from error
 
-    def decided(self) -> tuple[list[Decision], dict[str, Config | None]]:
-        """The plans with what was found, and what weights with outliers get, by name.
-
-        Weights that saw nothing are kept.
-        """
-        done, outliers = [], dict[str, Config | None]()
+    def decided(self) -> Decided:
+        """The plans with what was found; weights that saw nothing are kept."""
+        done, outliers, notes = [], dict[str, Config | None](), dict[str, str]()
         for entry in self.decisions:
             each = self.watched.get(entry.fqn)
             if each is None:
                 done.append(entry)
-            elif not each.state.count:
+            elif not each.rows:
                 done.append(replace(entry, config=None, reason="it saw no data in calibration"))
             else:
-                scaled = each.config.calibrated(*each.qparams())
-                target = entry.owners[0]
+                inputs, target = inputs_of(entry, tuple(each.statistics)), entry.owners[0]
                 weight = matrices(entry.tensor.detach(), target)
-                config, reason = settled(weight, each.rows.values, scaled, target)
+                config, reason = settled(weight, inputs.statistics, each.config, target)
                 if reason:
                     outliers[entry.fqn] = config
+                if inputs.note:
+                    notes[entry.fqn] = inputs.note
                 done.append(replace(entry, config=config, reason=reason or entry.reason))
-        return done, outliers
+        return Decided(done, outliers, notes)
 
     def __str__(self) -> str:
-        lines = []
-        for name, each in self.watched.items():
-            seen = each.state
-            text = "no data yet"
-            if seen.count:
-                scale, zero_point = each.qparams()
-                text = f"{seen.count:,} values from {seen.range.low:.4g} to {seen.range.high:.4g}, "
-                text += f"scale {scale:.4g}" + (
-                    "" if zero_point is None else f", zero point {zero_point}"
-                )
-            lines.append(f"{name} ({each.config.observer}): {text}")
+        lines = [f"{name} ({each.config.observer}): {each}" for name, each in self.watched.items()]
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])

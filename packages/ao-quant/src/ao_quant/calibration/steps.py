@@ -73,7 +73,7 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
             reasons.append(f"{entry.fqn}: {reason}")
             continue
         assert isinstance(entry.config, StaticConfig)
-        calibration.watched[entry.fqn] = Watched.start(entry.config)
+        calibration.watched[entry.fqn] = Watched.start(entry.config, entry)
     if not calibration.watched:
         raise ConfigError(
             f"config={config!r}: no weight would get activations with static scales, so there is nothing to "
@@ -148,13 +148,15 @@ def convert(
             "reach them within `with calibrate(model):`, leave them out of the configuration, or pass "
             "unseen='keep'"
         )
-    decisions, outliers = calibration.decided()
+    decisions, outliers, notes = calibration.decided()
     warn_of_outliers(outliers)
+    found = config_of([entry for entry in decisions if not _waits(entry.config)])
     report = apply_decisions(
-        model, config_of(decisions), decisions, device=device, strict=strict, progress=progress
+        model, found, decisions, device=device, strict=strict, progress=progress
     )
     delattr(model, _ATTRIBUTE)
-    return report
+    records = [replace(each, note=notes.get(each.fqn, each.note)) for each in report.records]
+    return replace(report, records=tuple(records))
 
 
 @checked

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from ao_core import Config
 from ao_core.ext import ConfigError, GroupSize, WeightConfig, registry
 
-__all__ = ["GROUP_SIZES", "YES_NO", "ScaledConfig", "ZeroPointConfig", "one_of"]
+__all__ = ["GROUP_SIZES", "LAYERS", "YES_NO", "ScaledConfig", "ZeroPointConfig", "one_of"]
 
 #: the values of every `group_size`
 GROUP_SIZES: tuple[GroupSize, ...] = (32, 64, 128, 256, "row")
+
+#: the values of every `layers`: whose activations are quantized
+LAYERS = ("linear", "all")
 
 YES_NO = (True, False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from ao_core.ext import (
     float_name,
     matrix_spec,
 )
-from ao_quant.configs.base import GROUP_SIZES, one_of
+from ao_quant.configs.base import GROUP_SIZES, LAYERS, one_of
 
 __all__ = [
     "FLOAT8",
@@ -77,8 +77,12 @@ class Float8DynamicActivationFloat8WeightConfig(WeightConfig):
     weight_dtype: str = "e4m3"
     #: "e4m3" or "e5m2"
     activation_dtype: str = "e4m3"
+    #: "linear": activations of linear layers are quantized, and other weights are skipped; "all": those of
+    #: convolutions and of 3-D weights of experts too
+    layers: str = field(default="linear", kw_only=True)
 
     def __post_init__(self) -> None:
+        one_of(self, "layers", LAYERS)
         one_of(self, "granularity", ("row", "tensor", "block"))
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
@@ -86,11 +90,14 @@ class Float8DynamicActivationFloat8WeightConfig(WeightConfig):
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
         numbers, activations = f"f8{self.weight_dtype}", f"f8{self.activation_dtype}"
+        everywhere = self.layers == "all"
         if self.granularity == "block":
             act = Spec(activations, (1, 128))
-            return WeightFormat(matrix_spec(numbers, 128, "float32", act=act, rows=128))
+            spec = matrix_spec(numbers, 128, "float32", act=act, rows=128)
+            return WeightFormat(spec, acts_everywhere=everywhere)
         act = Spec(activations, (1, WHOLE) if self.granularity == "row" else (WHOLE, WHOLE))
-        return WeightFormat(matrix_spec(numbers, self.granularity, "float32", act=act))
+        spec = matrix_spec(numbers, self.granularity, "float32", act=act)
+        return WeightFormat(spec, acts_everywhere=everywhere)
 
 
 @dataclass(frozen=True)

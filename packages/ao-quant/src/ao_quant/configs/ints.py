@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from ao_core.ext import (
     matrix_spec,
     own_scale_dtype,
 )
-from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, ZeroPointConfig, one_of
+from ao_quant.configs.base import GROUP_SIZES, LAYERS, YES_NO, ScaledConfig, ZeroPointConfig, one_of
 
 __all__ = [
     "BitNetWeightOnlyConfig",
@@ -199,17 +199,22 @@ class Int8DynamicActivationInt8WeightConfig(WeightConfig):
     symmetric_activations: bool = True
     #: "row": a scale per row of the weight and per token; "tensor": one scale for each of the two
     granularity: str = "row"
+    #: "linear": activations of linear layers are quantized, and other weights are skipped; "all": those of
+    #: convolutions and of 3-D weights of experts too
+    layers: str = field(default="linear", kw_only=True)
 
     def __post_init__(self) -> None:
         one_of(self, "symmetric_activations", YES_NO)
         one_of(self, "granularity", ("row", "tensor"))
+        one_of(self, "layers", LAYERS)
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
         numbers, zero_point = ("int8", "none") if self.symmetric_activations else ("uint8", "int")
         block = _ALL if self.granularity == "tensor" else _TOKEN
         act = Spec(numbers, block, zero_point=zero_point)
-        return WeightFormat(_integers(8, self.granularity, dtype, act=act))
+        spec = _integers(8, self.granularity, dtype, act=act)
+        return WeightFormat(spec, acts_everywhere=self.layers == "all")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from ao_core import WHOLE, Spec
 from ao_core.ext import WeightConfig, WeightFormat, matrix_spec
 from ao_core.ext.numerics import MX_MODES
-from ao_quant.configs.base import YES_NO, one_of
+from ao_quant.configs.base import LAYERS, YES_NO, one_of
 
 __all__ = [
     "MXDynamicActivationMXWeightConfig",
@@ -113,12 +113,17 @@ class NVFP4DynamicActivationNVFP4WeightConfig(WeightConfig):
 
     #: of both, as in `NVFP4WeightOnlyConfig`
     per_tensor_scale: bool = True
+    #: "linear": activations of linear layers are quantized, and other weights are skipped; "all": those of
+    #: 3-D weights of experts too
+    layers: str = field(default="linear", kw_only=True)
 
     def __post_init__(self) -> None:
+        one_of(self, "layers", LAYERS)
         one_of(self, "per_tensor_scale", YES_NO)
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
         scale = _nvfp4_scale(self.per_tensor_scale)
         act = Spec("f4e2m1", (1, _NVFP4_BLOCK), scale)
-        return WeightFormat(matrix_spec("f4e2m1", _NVFP4_BLOCK, scale, act=act))
+        spec = matrix_spec("f4e2m1", _NVFP4_BLOCK, scale, act=act)
+        return WeightFormat(spec, acts_everywhere=self.layers == "all")

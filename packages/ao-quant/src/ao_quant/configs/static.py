@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,11 @@ OBSERVERS = ("minmax", "percentile", "mse")
 ON_OUTLIERS = ("dynamic", "dense", "keep")
 
 
+def _each(value: Any) -> tuple[Any, ...]:
+    """The values of a weight: one, or one for each of its experts; at least one."""
+    return value if isinstance(value, tuple) and value else (value,)
+
+
 @dataclass(frozen=True)
 class StaticConfig(WeightConfig):
     """Base of the static configurations: how calibration finds a scale, and the scale.
@@ -42,8 +47,8 @@ class StaticConfig(WeightConfig):
     observer: str = field(default="minmax", kw_only=True)
     #: for the observer "percentile": percent of the values that are inside the range
     percentile: float = field(default=99.99, kw_only=True)
-    #: scale of all activations of a layer; None: to be found
-    act_scale: float | None = field(default=None, kw_only=True)
+    #: scale of all activations of a layer, or of a 3-D weight of experts one for each; None: to be found
+    act_scale: float | tuple[float, ...] | None = field(default=None, kw_only=True)
     #: what weights get whose products have much larger errors with one scale than with one per token:
     #: "dynamic", a scale per token; "dense", nothing; "keep", one scale, as all others
     on_outliers: str = field(default="dynamic", kw_only=True)
@@ -53,28 +58,44 @@ class StaticConfig(WeightConfig):
         one_of(self, "on_outliers", ON_OUTLIERS)
         if type(self.percentile) is not float or not 50.0 < self.percentile <= 100.0:
             self._refuse("percentile", "use a float above 50.0 and up to 100.0")
-        if self.act_scale is not None and not (
-            type(self.act_scale) is float and 2.0**-126 <= self.act_scale < 2.0**128
+        if self.act_scale is not None and not all(
+            type(each) is float and 2.0**-126 <= each < 2.0**128 for each in _each(self.act_scale)
         ):
-            self._refuse("act_scale", "use a positive float32, or None where it is to be found")
+            self._refuse(
+                "act_scale",
+                "use a positive float32, or of experts one for each, or None where it is to be found",
+            )
 
     def _refuse(self, parameter: str, hint: str) -> None:
         value = getattr(self, parameter)
         raise ConfigError(f"{parameter}={value!r} in {type(self).__name__}: {hint}")
 
-    def _static(self, dynamic: WeightFormat, zero_point: int | None = None) -> WeightFormat:
+    def _static(
+        self, dynamic: WeightFormat, zero_point: int | tuple[int, ...] | None = None
+    ) -> WeightFormat:
         """The format with one scale for all activations, which is given, in place of one per token."""
         act = dynamic.spec.act
         assert act is not None
         spec = replace(dynamic.spec, act=replace(act, block=(WHOLE, WHOLE), static=True))
-        return WeightFormat(spec, act_scale=self.act_scale, act_zero_point=zero_point)
+        return WeightFormat(
+            spec, act_scale=self.act_scale, act_zero_point=zero_point, acts_everywhere=True
+        )
 
-    def calibrated(self, scale: float, zero_point: int | None) -> StaticConfig:
-        """The same with the scale, and the zero point where there is one, of one layer."""
+    def calibrated(
+        self, scale: float | tuple[float, ...], zero_point: int | tuple[int, ...] | None
+    ) -> StaticConfig:
+        """The same with the scale, and the zero point where there is one, of one layer or of its experts."""
         return replace(self, act_scale=scale)
 
-    def dynamic(self) -> WeightConfig:
-        """The same with scales that each call computes."""
+    def of_matrix(self, number: int) -> StaticConfig:
+        """The same with the scale of one expert; itself where all have one."""
+        if not isinstance(self.act_scale, tuple):
+            return self
+        points = getattr(self, "act_zero_point", None)
+        return self.calibrated(self.act_scale[number], None if points is None else points[number])
+
+    def dynamic(self, layers: str = "linear") -> WeightConfig:
+        """The same with scales that each call computes; `layers` as in the dynamic configurations."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -99,8 +120,8 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
     symmetric_activations: bool = True
     #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
-    #: zero point of asymmetric activations, 0 to 255, next to `act_scale`
-    act_zero_point: int | None = field(default=None, kw_only=True)
+    #: zero point of asymmetric activations, 0 to 255, next to `act_scale`, and as many
+    act_zero_point: int | tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,16 +132,23 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
             self._refuse(
                 "act_zero_point", "goes with act_scale and symmetric_activations=False, only"
             )
-        if wanted and (type(self.act_zero_point) is not int or not 0 <= self.act_zero_point <= 255):
-            self._refuse("act_zero_point", "use an integer from 0 to 255")
+        points = _each(self.act_zero_point) if wanted else ()
+        if any(type(each) is not int or not 0 <= each <= 255 for each in points):
+            self._refuse("act_zero_point", "use integers from 0 to 255")
+        if wanted and len(points) != len(_each(self.act_scale)):
+            self._refuse("act_zero_point", "use as many as act_scale has")
 
-    def calibrated(self, scale: float, zero_point: int | None) -> StaticConfig:
-        """The same with the scale, and the zero point where there is one, of one layer."""
+    def calibrated(
+        self, scale: float | tuple[float, ...], zero_point: int | tuple[int, ...] | None
+    ) -> StaticConfig:
+        """The same with the scale, and the zero point where there is one, of one layer or of its experts."""
         return replace(self, act_scale=scale, act_zero_point=zero_point)
 
-    def dynamic(self) -> WeightConfig:
-        """The same with one scale per token."""
-        return Int8DynamicActivationInt8WeightConfig(self.symmetric_activations, "row")
+    def dynamic(self, layers: str = "linear") -> WeightConfig:
+        """The same with one scale per token; `layers` as in the dynamic configuration."""
+        return Int8DynamicActivationInt8WeightConfig(
+            self.symmetric_activations, "row", layers=layers
+        )
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
@@ -149,10 +177,10 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
 
-    def dynamic(self) -> WeightConfig:
-        """The same with one scale per token."""
+    def dynamic(self, layers: str = "linear") -> WeightConfig:
+        """The same with one scale per token; `layers` as in the dynamic configuration."""
         return Float8DynamicActivationFloat8WeightConfig(
-            "row", self.weight_dtype, self.activation_dtype
+            "row", self.weight_dtype, self.activation_dtype, layers=layers
         )
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
@@ -183,9 +211,9 @@ class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
                 "'minmax' or 'percentile'",
             )
 
-    def dynamic(self) -> WeightConfig:
-        """The same with a global scale that each call computes."""
-        return NVFP4DynamicActivationNVFP4WeightConfig()
+    def dynamic(self, layers: str = "linear") -> WeightConfig:
+        """The same with a global scale that each call computes; `layers` as in the dynamic configuration."""
+        return NVFP4DynamicActivationNVFP4WeightConfig(layers=layers)
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
         """The format of weights that are in `dtype` now."""
@@ -194,4 +222,5 @@ class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
         assert act is not None
         assert isinstance(act.scale_dtype, Spec)
         act = replace(act, scale_dtype=replace(act.scale_dtype, static=True))
-        return WeightFormat(replace(dynamic.spec, act=act), act_scale=self.act_scale)
+        spec = replace(dynamic.spec, act=act)
+        return WeightFormat(spec, act_scale=self.act_scale, acts_everywhere=True)

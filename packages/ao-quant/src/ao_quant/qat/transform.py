@@ -56,6 +56,11 @@ def matmuls_of(dense: Tensor, config: QATConfig | LoRAQATConfig, target: Target)
     if isinstance(new, Skip):
         return new
     assert isinstance(new, QTensor)
+    if new.spec.act is not None and dense.dim() != 2:
+        return Skip(
+            f"a weight of {dense.dim()} dimensions, and training rounds activations of linear layers only; "
+            f"{base.weight_only!r} would round this weight"
+        )
     if new.spec.input:
         return Skip(
             f"{new.spec}: weights of this format are stored after steps on their inputs, which weights in "
