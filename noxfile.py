@@ -42,6 +42,7 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 NAMES = [path.name for path in PACKAGES]
 SOURCES = os.pathsep.join(str(path / "src") for path in PACKAGES)
 DIST = ROOT / "dist"
+ADVICE = "advice/recipes", "advice/plans", "advice/speeds"
 #: of the range that the packages declare
 OLDEST_TORCH = "torch==2.11.0"
 
@@ -108,13 +109,7 @@ def quality(session: nox.Session) -> None:
         return
     env.install("--no-deps", *group("architectures"))
     env.python(examples / "smollm2/measure.py", "--json", examples / "smollm2/quality.json")
-    for name in (
-        "bytelm/quality",
-        "bytelm/orders",
-        "advice/recipes",
-        "advice/plans",
-        "advice/speeds",
-    ):
+    for name in ("bytelm/quality", "bytelm/orders", *ADVICE):
         env.python(examples / f"{name}.py", "--json", examples / f"{name}.json")
     for name in ("quality", "picture", "advice"):
         env.python(f"scripts/generate_{name}.py")
