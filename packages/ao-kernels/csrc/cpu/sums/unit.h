@@ -44,6 +44,12 @@ AO_INLINE F raised(F magnitude, F power) {
   return as_float(add(bits_of(polynomial(kPower, sub(whole, to_float(nearest)))), shift_left<23>(nearest)));
 }
 
+// The same of a number of any sign, for one power.
+struct Raise {
+  F power;
+  AO_METHOD F operator()(F v) const { return raised(abs(v), power); }
+};
+
 // Scales and zero points of 16 lanes.
 struct Tried {
   F scale, point;     // what codes are multiplied by, and what is taken off them before
@@ -90,14 +96,15 @@ AO_INLINE F missing(const Values& values, const Tried& q, F x) {
 struct Totals {
   F squares = zero(), along = zero(), plain = zero(), powers = zero();
 
-  template <bool kWeighted, bool kPowers>
-  AO_METHOD void count(F missed, F x, F weight, F power) {
+  // `raise` gives the power of a magnitude, whatever its sign.
+  template <bool kWeighted, bool kPowers, class Raise>
+  AO_METHOD void count(F missed, F x, F weight, const Raise& raise) {
     const F counted = kWeighted ? mul(weight, missed) : missed;
     squares = fma(counted, missed, squares);
     along = fma(counted, x, along);
     plain = add(plain, counted);
     if constexpr (kPowers) {
-      const F raised_error = raised(abs(missed), power);
+      const F raised_error = raise(missed);
       powers = kWeighted ? fma(weight, raised_error, powers) : add(powers, raised_error);
     }
   }
@@ -175,9 +182,9 @@ template <bool kZero, bool kWeighted, bool kPowers, class Values>
 struct Summing {
   const ScaleSums& s;
   const Values values;
-  const F power;
+  const Raise power;
 
-  Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power(splat(call.power)) {}
+  Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power{splat(call.power)} {}
 
   // Up to 16 candidates, one in each lane, of one row or of a row each.
   template <class Elements>
