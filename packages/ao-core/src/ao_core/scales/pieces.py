@@ -28,7 +28,8 @@ def improve_qparams(
     """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
 
     Besides the result, memory holds a few pieces of at most twice `searched_at_once` elements each. A block
-    that is larger and not contiguous is copied.
+    that is larger and not contiguous is copied. A kernel that searches rows of `x` itself, which are not
+    copied, takes pieces of `SLAB` elements.
 
     Args:
         x: of any shape, in the layout's blocked shape.
@@ -65,7 +66,7 @@ def improve_qparams(
 
 
 def _piece_size(x: Tensor, spec: Spec, extents: Sequence[int]) -> int:
-    """The most elements of a piece: more where rows are a view, and a kernel searches without copies of them."""
+    """The most elements of a piece: more where rows are a view and a kernel searches, without copies."""
     limit = 2 * searched_at_once(x.device)
     of_rows = x.is_contiguous() and all(extent == 1 for extent in extents[:-1])
     if not of_rows or not isinstance(spec.scale_dtype, str):

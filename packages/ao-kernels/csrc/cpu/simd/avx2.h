@@ -25,7 +25,6 @@ using Q = I;  // 16 quads of bytes
 #define AO_HAS_CODE_WORDS 1  // codes of a token are multiplied in registers as words
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
-#define AO_HAS_FLOAT_TABLES 0
 constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
 constexpr int kRegisters = 2;       // that a vector takes
 constexpr int kPanelRows = 6;       // 12 of 16 registers for sums

@@ -17,7 +17,7 @@ using Q = __m512i;  // 16 quads of bytes
 
 #define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
-#define AO_HAS_FLOAT_TABLES 1  // lookup of floats by 5 bits
+#define AO_HAS_FLOAT_TABLES 1  // lookup of floats by 5 bits; the only set that says so
 #define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
 #define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_CODE_WORDS 0

@@ -11,7 +11,6 @@
 #define AO_HAS_CODE_WORDS 0
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
-#define AO_HAS_FLOAT_TABLES 0
 
 namespace ao::AO_ISA {
 

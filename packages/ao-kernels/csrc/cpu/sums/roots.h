@@ -4,12 +4,12 @@
 namespace ao::AO_ISA::sums {
 namespace {  // members of templates are exported otherwise
 
-#if AO_HAS_FLOAT_TABLES
-// magnitude^power, to 1 part in 4000: of the power of two by a table, of the mantissa by a polynomial. Magnitudes are
+#ifdef AO_HAS_FLOAT_TABLES
+// magnitude^power, to 1 part in 1000: of the power of two by a table, of the mantissa by a polynomial. Magnitudes are
 // those of errors in units of a scale: below 2^-15 they count as that, and from 2^17 on as if they were smaller.
 struct Roots {
-  static constexpr int kLeast = -15, kTerms = 4;
-  F low, high, terms[kTerms];  // powers of 2^k for the lowest bits of exponents; the coefficient of m^3 first
+  static constexpr int kLeast = -15, kTerms = 3;
+  F low, high, terms[kTerms];  // powers of 2^k for the lowest bits of exponents; the coefficient of m^2 first
 
   explicit Roots(float power) {
     alignas(64) float tables[2][16];
@@ -19,7 +19,7 @@ struct Roots {
     }
     low = load(tables[0]), high = load(tables[1]);
     // Newton's divided differences at the nodes of Chebyshev's polynomial from 1 to 2
-    constexpr double kNodes[kTerms] = {1.03806023, 1.30865828, 1.69134172, 1.96193977};
+    constexpr double kNodes[kTerms] = {1.06698730, 1.5, 1.93301270};
     double by[kTerms], sums[kTerms] = {};
     for (int i = 0; i < kTerms; ++i) by[i] = power_of(static_cast<float>(kNodes[i]), power);
     for (int order = 1; order < kTerms; ++order) {
@@ -36,13 +36,14 @@ struct Roots {
     store(lanes, raised(splat(v), splat(power)));
     return lanes[0];
   }
-  AO_METHOD F operator()(F v) const {
+  template <bool kWeighted>
+  AO_METHOD F added(F sum, F v, F weight) const {
     const F magnitude = greater_magnitude(v, splat(__builtin_bit_cast(float, (kLeast + 127) << 23)));
     const F m = mantissa_of(magnitude);
     F root = terms[0];
 #pragma GCC unroll 4
     for (int k = 1; k < kTerms; ++k) root = fma(root, m, terms[k]);
-    return mul(root, of_exponent(low, high, magnitude));
+    return fma(kWeighted ? mul(weight, root) : root, of_exponent(low, high, magnitude), sum);
   }
 };
 #else

@@ -15,8 +15,9 @@ AO_INLINE F in_type(Element type, F v) {
   store_as(type, stored, v, 16);
   return load_as(type, stored, 16);
 }
-// Sums in float32 are right to a much smaller part than this, unless squares are so small that some lost digits.
-constexpr float kCertain = 2e-4f, kLeastSquares = 1e-28f;
+// Sums in float32 are right to a much smaller part than this, and those of powers too, unless squares are so small that
+// some lost digits.
+constexpr float kCertain = 2e-4f, kCertainPowers = 3e-3f, kLeastSquares = 1e-28f;
 
 constexpr int kLanes = 16;
 using Lane = float[kLanes];
@@ -31,32 +32,51 @@ AO_INLINE double alike(double value, double otherwise) {
   return ratio > 0 && ratio < __builtin_inf() ? value : otherwise;
 }
 
+// Elements of a row, whole parts, up to which all of them are held.
+constexpr int64_t kHeld = 8 * kPart;
+
 // A part of 16 rows, element by element; the last row again where there are fewer.
 struct Block {
-  alignas(64) Lane x[kPart], weights[kPart];
+  alignas(64) Lane x[kHeld], weights[kHeld];
   alignas(64) Lane unit, by;  // of each row what x is divided by, a power of two, and 1 / that
-  int64_t first, rows, count;
+  int64_t first, rows;
+  int64_t begin, count;  // of the part, which starts at x[begin]
 
   // Element i of each row and its importance, a row in each lane.
-  AO_METHOD F x_of(int64_t i) const { return load(x[i]); }
-  AO_METHOD F weight_of(int64_t i) const { return load(weights[i]); }
+  AO_METHOD F x_of(int64_t i) const { return load(x[begin + i]); }
+  AO_METHOD F weight_of(int64_t i) const { return load(weights[begin + i]); }
 
-  template <bool kWeighted, bool kInUnits>
-  void read(const ScaleSums& s, int64_t begin) {
-    count = begin + kPart < s.columns ? kPart : s.columns - begin;
-    turn(s, s.type, s.x, begin, x);
-    if constexpr (kWeighted) turn(s, Element::f32, s.importance, begin, weights);
-    if constexpr (kInUnits) {
-      for (int64_t i = 0; i < count; ++i) store(x[i], mul(load(x[i]), load(by)));
-    }
+  // Other rows, of which all elements are read if they are held.
+  template <bool kWeighted>
+  void start(const ScaleSums& s) {
+    if (s.columns <= kHeld) turn_all<kWeighted>(s, 0, s.columns);
+    if (s.columns <= kPart) part_of<kWeighted>(s, 0);
   }
-  void turn(const ScaleSums& s, Element type, const void* from, int64_t begin, Lane* to) const {
-    for (int64_t i = 0; i < count; i += 16) {
-      const int width = count - i < 16 ? static_cast<int>(count - i) : 16;
+  // The part from an element on.
+  template <bool kWeighted>
+  void part_of(const ScaleSums& s, int64_t from) {
+    count = from + kPart < s.columns ? kPart : s.columns - from;
+    begin = s.columns <= kHeld ? from : 0;
+    if (s.columns > kHeld) turn_all<kWeighted>(s, from, count);
+  }
+
+ private:
+  template <bool kWeighted>
+  void turn_all(const ScaleSums& s, int64_t from, int64_t size) {
+    turn(s, s.type, s.x, by, from, size, x);
+    alignas(64) static constexpr Lane kOnes = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    if constexpr (kWeighted) turn(s, Element::f32, s.importance, kOnes, from, size, weights);
+  }
+  // Columns of rows, each times a factor, into lanes.
+  void turn(const ScaleSums& s, Element type, const void* values, const Lane& times, int64_t from, int64_t size,
+            Lane* to) const {
+    for (int64_t i = 0; i < size; i += 16) {
+      const int width = size - i < 16 ? static_cast<int>(size - i) : 16;
       I v[16];
       for (int64_t r = 0; r < 16; ++r) {
-        const int64_t at = (first + (r < rows ? r : rows - 1)) * s.columns + begin + i;
-        v[r] = bits_of(load_as(type, static_cast<const uint8_t*>(from) + at * bytes_of(type), width));
+        const int64_t at = (first + (r < rows ? r : rows - 1)) * s.columns + from + i;
+        const F row = load_as(type, static_cast<const uint8_t*>(values) + at * bytes_of(type), width);
+        v[r] = bits_of(mul(row, splat(times[r])));
       }
       transpose(v);
       for (int j = 0; j < 16; ++j) store(to[i + j], as_float(v[j]));
@@ -139,12 +159,12 @@ struct Search {
 
   // -- rows in lanes ---------------------------------------------------------------------------------------
 
-  AO_METHOD void read(Block& block, int64_t begin) const {
-    block.template read<kWeighted, kPowers>(s.rows, begin);
-  }
+  AO_METHOD void read(Block& block, int64_t begin) const { block.template part_of<kWeighted>(s.rows, begin); }
   // Of whole rows; `block` has them if they are one part.
-  Totals totals_of(const Tried& q, Block& block) const {
-    return summing.over_parts([&](int64_t begin) { read(block, begin); }, [&] { return summing.try_lanes(q, block); });
+  template <class By>
+  Totals totals_of(const Tried& q, Block& block, const By& raise) const {
+    return summing.over_parts([&](int64_t begin) { read(block, begin); },
+                              [&] { return summing.try_lanes(q, block, raise); });
   }
 
   // Some candidates side by side. Products with 1 / scale stand for quotients of whole numbers, as in `try_whole`,
@@ -304,11 +324,11 @@ struct Search {
 
   void rows(Block& block) const {
     const Tried start = start_of(block);
-    if (summing.is_one_part()) read(block, 0);
+    block.template start<kWeighted>(s.rows);
     Facts facts;
     find_facts(block, facts);
     const F share = load(facts.share);
-    const Totals at_first = totals_of(start, block);
+    const Totals at_first = totals_of(start, block, roots);
     store(facts.allowed, at_first.squares);
     Candidates first;
     first.put(start, at_first, measured(at_first, share));
@@ -325,18 +345,36 @@ struct Search {
       current.put(q, t, measure);
       keep_better(q, t, facts, measure, best);
     }
-    // candidates are measured again without doubt near ties
-    const Totals t = totals_of(Tried::of(best.scale, best.point, kLanes), block);
-    alignas(64) Lane squares, measure;
-    store(squares, t.squares), store(measure, measured(t, share));
-    const float sure = 1 - kCertain;  // more than sums in float32 are wrong
     for (int64_t r = 0; r < block.rows; ++r) {
       const int64_t at = block.first + r;
       s.scale[at] = best.scale[r] * block.unit[r];
       if constexpr (kZero) s.zero[at] = best.point[r];
-      s.better[at] = best.measure[r] != first.measure[r] && squares[r] < sure * first.squares[r] &&
-                     measure[r] < sure * first.measure[r] && first.squares[r] > kLeastSquares;
+      s.better[at] = best.measure[r] != first.measure[r];
     }
+    // candidates are measured again without doubt near ties
+    const Tried last = Tried::of(best.scale, best.point, kLanes);
+    if (judge(block, at_first, totals_of(last, block, roots), share, kPowers ? kCertainPowers : kCertain)) return;
+    if constexpr (kPowers) {
+      for (int64_t r = 0; r < block.rows; ++r) s.better[block.first + r] = best.measure[r] != first.measure[r];
+      const Totals was = totals_of(start, block, summing.power);
+      judge(block, was, totals_of(last, block, summing.power), share, kCertain);
+    }
+  }
+
+  // Of the rows that changed, which are better by more than that part, besides digits that squares have lost; and
+  // whether all are.
+  bool judge(const Block& block, const Totals& was, const Totals& now, F share, float certain) const {
+    alignas(64) Lane squares[2], measures[2];
+    store(squares[0], was.squares), store(measures[0], measured(was, share));
+    store(squares[1], now.squares), store(measures[1], measured(now, share));
+    bool all = true;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      bool& better = s.better[block.first + r];
+      const bool less = squares[1][r] < (1 - kCertain) * squares[0][r] && squares[0][r] > kLeastSquares;
+      const bool sure = less && measures[1][r] < (1 - certain) * measures[0][r];
+      all = all && (sure || !better), better = better && sure;
+    }
+    return all;
   }
 };
 
