@@ -339,8 +339,7 @@ struct Search {
     Candidates current = best;
     for (int32_t i = 0; i < s.fits; ++i) {
       const Tried q = fitted(block, facts, current);
-      Totals t;
-      try_many(&q, 1, block, &t);
+      const Totals t = totals_of(q, block, roots);  // a fit follows from them: with quotients, which keep ties
       const F measure = measured(t, share);
       current.put(q, t, measure);
       keep_better(q, t, facts, measure, best);
