@@ -29,6 +29,7 @@ class Functions(NamedTuple):
     repeat: Callable[..., Any]
     reset_: Callable[..., None]
     select: Callable[..., Any]
+    widened: Callable[..., Any]
 
 
 @cache

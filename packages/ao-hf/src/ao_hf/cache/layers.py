@@ -27,6 +27,10 @@ __all__ = ["AoLayer", "AoStaticLayer", "Settings"]
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+#: tokens that an exact cache has memory for besides the first ones
+_SPARE = 256
+
+
 @dataclass(frozen=True)
 class Settings:
     """What all layers of a cache share."""
@@ -62,6 +66,8 @@ class AoLayer(CacheLayerMixin):
         self.settings = settings
         self.functions = functions()
         self.kv: QuantizedKV | None = None
+        #: whether all tokens are in the exact tail, one after the other
+        self.is_exact = False
         #: how many tokens there are; not in a static layer, whose number is a tensor
         self.tokens = 0
         #: whether the keys of the first block are still to be checked, and what that needs
@@ -97,7 +103,10 @@ class AoLayer(CacheLayerMixin):
         return None if self.kv is None else stored(self, self.kv)[1]
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
-        """Dequantized keys and values (B, Hkv, `length`, ·)."""
+        """Dequantized keys and values (B, Hkv, `length`, ·); those of an exact cache are views of its memory."""
+        if self.is_exact:
+            tokens = kv.tokens
+            return kv.tail_key[:, :, :tokens], kv.tail_value[:, :, :tokens]
         return self.functions.dequantized(kv)  # type: ignore[no-any-return]
 
     def get_seq_length(self) -> int | Tensor:
@@ -116,13 +125,16 @@ class AoLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take memory for tokens like these."""
-        self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1))
+        spare = 0 if self.settings.kv_config else _SPARE
+        self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1) + spare)
 
     def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
-        dtype = _dtype(key)
-        return self._made(
-            self.settings.kv_config or self._exact(dtype), key, value, capacity, dtype
-        )
+        dtype, config = _dtype(key), self.settings.kv_config
+        # kernels of other devices read blocks of exact tokens faster than a long tail
+        self.is_exact = config is None and key.device.type == "cpu"
+        if self.is_exact:
+            config = self.functions.KVCacheConfig(window=capacity, center=False)
+        return self._made(config or self._exact(dtype), key, value, capacity, dtype)
 
     def _made(
         self, config: KVCacheConfig, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
@@ -171,9 +183,10 @@ class AoLayer(CacheLayerMixin):
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         total = self.tokens + key.shape[2]
-        if total > kv.capacity:
+        if total > (kv.window if self.is_exact else kv.capacity):
+            larger = self.functions.widened if self.is_exact else self.functions.grown
             with torch.inference_mode(False):
-                kv = self.functions.grown(kv, total + max(total // 4, 512))
+                kv = larger(kv, total + max(total // 4, 512))
         self.functions.append_(kv, key, value)
         self.kv, self.tokens = kv, total
 

@@ -13,7 +13,15 @@ from ao_core.ext import ConfigError, attend, quantize_values
 from ao_core.ext.kernels import Leaves
 from ao_quant.kv_cache.config import BLOCK, KVCacheConfig, kv_config
 
-__all__ = ["QuantizedKV", "attend_to", "bytes_per_token", "coded_tokens", "dequantized", "new_kv"]
+__all__ = [
+    "QuantizedKV",
+    "attend_to",
+    "bytes_per_token",
+    "coded_tokens",
+    "dequantized",
+    "new_kv",
+    "tail_slots",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -102,6 +110,11 @@ def coded_tokens(tokens: int, window: int) -> int:
     return max(tokens - window, 0) // BLOCK * BLOCK
 
 
+def tail_slots(window: int) -> int:
+    """How many exact tokens a tail has memory for: a window in whole blocks, and the block that fills up."""
+    return -(-window // BLOCK) * BLOCK + BLOCK
+
+
 def new_kv(
     config: KVCacheConfig | str,
     batch: int,
@@ -139,7 +152,7 @@ def new_kv(
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype}: use torch.float32, torch.bfloat16 or torch.float16")
     size = max(coded_tokens(capacity, config.window), BLOCK)
-    slots = -(-config.window // BLOCK) * BLOCK + BLOCK
+    slots = tail_slots(config.window)
 
     def zeros(width: int) -> Tensor:
         return torch.zeros(batch, heads, slots, width, dtype=dtype, device=device)
