@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +27,6 @@ __all__ = ["AoLayer", "AoStaticLayer", "Settings"]
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-#: tokens that an exact cache has memory for besides the first ones
-_SPARE = 256
-
-
 @dataclass(frozen=True)
 class Settings:
     """What all layers of a cache share."""
@@ -42,6 +38,8 @@ class Settings:
     #: how far logits may be off before keys are kept wider
     largest_error: float
     findings: Findings
+    #: shape of rows, dtype -> an empty cache of that kind, from which exact layers are made
+    alike: dict[Any, QuantizedKV] = field(default_factory=dict)
 
     @property
     def checks(self) -> bool:
@@ -125,16 +123,31 @@ class AoLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take memory for tokens like these."""
-        spare = 0 if self.settings.kv_config else _SPARE
-        self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1) + spare)
+        self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1))
 
     def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
         dtype, config = _dtype(key), self.settings.kv_config
         # kernels of other devices read blocks of exact tokens faster than a long tail
         self.is_exact = config is None and key.device.type == "cpu"
         if self.is_exact:
-            config = self.functions.KVCacheConfig(window=capacity, center=False)
+            return self._made_exact(key, value, capacity, dtype)
         return self._made(config or self._exact(dtype), key, value, capacity, dtype)
+
+    def _made_exact(
+        self, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
+    ) -> QuantizedKV:
+        """Memory for the tail; all layers share that for blocks, which none will have."""
+        alike = self.settings.alike
+        kind = (*key.shape[:2], key.shape[3], value.shape[3], dtype)
+        if kind not in alike:
+            alike.clear()
+            config = self.functions.KVCacheConfig(window=0, center=False)
+            alike[kind] = self._made(config, key, value, 1, dtype)
+        with torch.inference_mode(False):
+            # in whole blocks, of which the tail has one more: memory for 127 tokens besides the first ones
+            return self.functions.exact_like(  # type: ignore[no-any-return]
+                alike[kind], -(-capacity // BLOCK) * BLOCK
+            )
 
     def _made(
         self, config: KVCacheConfig, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
@@ -183,7 +196,7 @@ class AoLayer(CacheLayerMixin):
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         total = self.tokens + key.shape[2]
-        if total > (kv.window if self.is_exact else kv.capacity):
+        if total > (kv.window + BLOCK - 1 if self.is_exact else kv.capacity):
             larger = self.functions.widened if self.is_exact else self.functions.grown
             with torch.inference_mode(False):
                 kv = larger(kv, total + max(total // 4, 512))

@@ -239,7 +239,7 @@ def generate(
         if steps is None:
             options |= _compiling()
     elif exact:  # by kernels that treat every token as if it were alone
-        cache, steps = exact_cache(model, length + max_new_tokens), None
+        cache, steps = exact_cache(model), None
     else:
         cache, steps = make_cache(model, kv), None
     counts = Counts()

@@ -12,7 +12,7 @@ from ao_quant.kv_cache.config import BLOCK
 from ao_quant.kv_cache.state import QuantizedKV, coded_tokens, tail_slots
 from ao_quant.kv_cache.update import append_
 
-__all__ = ["append", "crop_", "grown", "reorder_", "repeat", "reset_", "select", "widened"]
+__all__ = ["append", "crop_", "exact_like", "grown", "reorder_", "repeat", "reset_", "select", "widened"]
 
 
 def append(kv: QuantizedKV, key: Tensor, value: Tensor) -> QuantizedKV:
@@ -72,6 +72,20 @@ def grown(kv: QuantizedKV, capacity: int) -> QuantizedKV:
         larger[:, :, :rows].copy_(leaf)
         tensors[place] = larger
     return kv.with_tensors(tensors, size)
+
+
+def exact_like(kv: QuantizedKV, window: int) -> QuantizedKV:
+    """An empty cache of the same rows, heads, dtype and device that keeps `window` tokens exact.
+
+    Memory for blocks is that of `kv`, for layers that shall have none in use: appending more than `window` + 127
+    tokens to both would mix them up.
+    """
+    tails = [
+        x.new_zeros(*x.shape[:2], tail_slots(window), x.shape[3])
+        for x in (kv.tail_key, kv.tail_value)
+    ]
+    counts = kv.counts.new_zeros(2)
+    return replace(kv, tail_key=tails[0], tail_value=tails[1], counts=counts, window=window)
 
 
 def widened(kv: QuantizedKV, window: int) -> QuantizedKV:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.ext import ConfigError, attend, quantize_values
+from ao_core.ext import ConfigError, attend, quantize_values, registry
 from ao_core.ext.kernels import Leaves
 from ao_quant.kv_cache.config import BLOCK, KVCacheConfig, kv_config
 
@@ -180,11 +180,44 @@ def _empty(
 ) -> Leaves:
     """The memory of such a tensor, found by that of one block: no dense tensor of the shape is made."""
     batch, heads, tokens, width = shape
+    probed = _probed(spec, width, device)
+    leaves = tuple(
+        torch.zeros(batch, heads, tokens // BLOCK * rows, *rest, dtype=kind, device=device)
+        for rows, rest, kind in probed.parts
+    )
+    return Leaves(leaves, probed.names, spec, shape, dtype, probed.text)
+
+
+class _Probed(NamedTuple):
+    """What the quantized values of one block look like."""
+
+    names: tuple[str, ...]
+    text: str
+    #: of each part: rows for a block, the sizes that follow, and the dtype
+    parts: tuple[tuple[int, tuple[int, ...], torch.dtype], ...]
+
+
+#: that of a format, for elements of a head and a device: a model makes caches of one kind for all layers
+_PROBED: dict[Any, _Probed] = {}
+#: formats that are remembered before it starts over
+_MOST_PROBED = 64
+
+
+def _probed(spec: Spec, width: int, device: torch.device | str | None) -> _Probed:
+    """Found by quantizing zeros.
+
+    Raises:
+        ConfigError: parts of the format do not keep tokens and heads apart.
+    """
+    traced = torch.compiler.is_compiling()
+    key = (spec, width, str(device), registry.epoch)
+    if not traced and key in _PROBED:
+        return _PROBED[key]
     probes = [
         Leaves.of(quantize_values(torch.zeros(2, 3, count, width, device=device), spec))
         for count in (BLOCK, 2 * BLOCK)
     ]
-    leaves = []
+    parts = []
     for name, one, two in zip(probes[0].names, probes[0].leaves, probes[1].leaves, strict=True):
         rows = one.shape[2] if one.dim() > 2 else 0
         grows = tuple(two.shape) == (2, 3, 2 * rows, *one.shape[3:])
@@ -194,10 +227,13 @@ def _empty(
                 f"tokens {tuple(two.shape)}; use a layout and scales that keep tokens and heads apart, "
                 "such as 'plain' or 'packed'"
             )
-        sizes = (batch, heads, tokens // BLOCK * rows, *one.shape[3:])
-        leaves.append(torch.zeros(sizes, dtype=one.dtype, device=device))
-    found = probes[0].with_leaves(tuple(leaves), shape)
-    return replace(found, dtype=dtype)
+        parts.append((rows, tuple(one.shape[3:]), one.dtype))
+    found = _Probed(probes[0].names, probes[0].text, tuple(parts))
+    if not traced:
+        if len(_PROBED) >= _MOST_PROBED:
+            _PROBED.clear()
+        _PROBED[key] = found
+    return found
 
 
 def attend_to(kv: QuantizedKV, q: Tensor, **options: Any) -> Tensor:
