@@ -103,7 +103,7 @@ class AoLayer(CacheLayerMixin):
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
         """Dequantized keys and values (B, Hkv, `length`, ·); those of an exact cache are views of its memory."""
         if self.is_exact:
-            tokens = kv.tokens
+            tokens = self.tokens or kv.tokens
             return kv.tail_key[:, :, :tokens], kv.tail_value[:, :, :tokens]
         return self.functions.dequantized(kv)  # type: ignore[no-any-return]
 
@@ -129,16 +129,10 @@ class AoLayer(CacheLayerMixin):
         dtype, config = _dtype(key), self.settings.kv_config
         # kernels of other devices read blocks of exact tokens faster than a long tail
         self.is_exact = config is None and key.device.type == "cpu"
-        if self.is_exact:
-            return self._made_exact(key, value, capacity, dtype)
-        return self._made(config or self._exact(dtype), key, value, capacity, dtype)
-
-    def _made_exact(
-        self, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
-    ) -> QuantizedKV:
-        """Memory for the tail; all layers share that for blocks, which none will have."""
-        alike = self.settings.alike
-        kind = (*key.shape[:2], key.shape[3], value.shape[3], dtype)
+        if not self.is_exact:
+            return self._made(config or self._exact(dtype), key, value, capacity, dtype)
+        # all layers share the memory for blocks, which none will have
+        alike, kind = self.settings.alike, (*key.shape[:2], key.shape[3], value.shape[3], dtype)
         if kind not in alike:
             alike.clear()
             config = self.functions.KVCacheConfig(window=0, center=False)
@@ -184,11 +178,13 @@ class AoLayer(CacheLayerMixin):
         if _autocasts(key_states):
             key_states, value_states = (x.to(_dtype(x)) for x in (key_states, value_states))
         attention = self.settings.model_config._attn_implementation
-        trial = None
-        if self.unchecked and attention == ATTENTION and not torch.compiler.is_compiling():
+        trial, traced = None, torch.compiler.is_compiling()
+        if self.unchecked and attention == ATTENTION and not traced:
             trial = self._tried(self.kv, key_states, value_states)
         self._append(self.kv, key_states, value_states)
         self.trial = trial
+        if self.is_exact and attention not in (ATTENTION, None) and not traced:
+            return self.dense(self.kv)
         keys, values = stored(self, self.kv)
         if attention in (ATTENTION, None):
             return keys, values
@@ -384,6 +380,8 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 def _autocasts(x: Tensor) -> bool:
     kind = x.device.type  # which may be "meta", of which torch knows no autocast
+    if kind == "cpu":
+        return torch.is_autocast_enabled(kind)
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 

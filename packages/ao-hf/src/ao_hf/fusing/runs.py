@@ -96,8 +96,11 @@ class Run:
                 cache.reached(ahead)
                 return found
             cache.settle()
-        if not cache.runs_ahead:
+        index = self.blocks[place].index
+        if not cache.runs_ahead or index >= len(cache.layers):
             return None
+        if getattr(cache.layers[index], "kv", None) is None:
+            return None  # of an empty cache, most of all for a prompt
         plan = self._plan_of(place, x, cache) if self._applies(x, cache, kwargs) else None
         return None if plan is None else self._start(plan, x, cache, kwargs)
 

@@ -78,10 +78,10 @@ def exact_like(kv: QuantizedKV, window: int) -> QuantizedKV:
     """An empty cache of the same rows, heads, dtype and device that keeps `window` tokens exact.
 
     Memory for blocks is that of `kv`, for layers that shall have none in use: appending more than `window` + 127
-    tokens to both would mix them up.
+    tokens to both would mix them up. The tail is not cleared, so the system gives it pages as tokens come.
     """
     tails = [
-        x.new_zeros(*x.shape[:2], tail_slots(window), x.shape[3])
+        x.new_empty(*x.shape[:2], tail_slots(window), x.shape[3])
         for x in (kv.tail_key, kv.tail_value)
     ]
     counts = kv.counts.new_zeros(2)
@@ -106,7 +106,7 @@ def widened(kv: QuantizedKV, window: int) -> QuantizedKV:
         )
     tails = []
     for tail in (kv.tail_key, kv.tail_value):
-        larger = tail.new_zeros(*tail.shape[:2], tail_slots(window), tail.shape[3])
+        larger = tail.new_empty(*tail.shape[:2], tail_slots(window), tail.shape[3])
         # without blocks there are fewer tokens than slots, so each is in the slot of its number
         larger[:, :, :tokens].copy_(tail[:, :, :tokens])
         tails.append(larger)
