@@ -91,7 +91,9 @@ def test_turns_go_on_with_the_cache_and_each_generate_has_its_own(model: Any) ->
     more = torch.cat([first.sequences, IDS], 1)
     found = made(model, more, past_key_values=first.past_key_values)
     assert found.past_key_values is first.past_key_values
-    assert torch.equal(found.sequences, made(model, more, past_key_values=own_cache(model)).sequences)
+    assert torch.equal(
+        found.sequences, made(model, more, past_key_values=own_cache(model)).sequences
+    )
 
 
 def test_memory_grows_with_the_text(model: Any) -> None:
@@ -153,7 +155,10 @@ def test_reasons_against_it(model: Any) -> None:
     with torch.no_grad():
         assert cache_refusal(model) is None
         model.set_attn_implementation("eager")
-        assert cache_refusal(model) == "the attention of the model is 'eager', neither 'sdpa' nor 'ao_kv'"
+        assert (
+            cache_refusal(model)
+            == "the attention of the model is 'eager', neither 'sdpa' nor 'ao_kv'"
+        )
         assert type(made(model).past_key_values) is DynamicCache
         model.set_attn_implementation("sdpa")
         model.train()
@@ -170,7 +175,7 @@ def test_reasons_against_it(model: Any) -> None:
 
 def test_copies_and_models_that_are_not_fused_have_their_own(model: Any) -> None:
     for other in (copy.deepcopy(model), build("Llama")):
-        assert str(cache_refusal(other)).startswith("the blocks of the model are not fused as one run")
+        assert str(cache_refusal(other)).startswith("ao_hf.fuse(model) has not made one run")
         assert type(made(other).past_key_values) is DynamicCache
     assert torch.equal(made(copy.deepcopy(model)).sequences, made(model).sequences)
     ao_hf.unfuse(model)

@@ -101,7 +101,7 @@ class AoLayer(CacheLayerMixin):
         return None if self.kv is None else stored(self, self.kv)[1]
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
-        """Dequantized keys and values (B, Hkv, `length`, ·); those of an exact cache are views of its memory."""
+        """Dequantized keys and values (B, Hkv, `length`, ·); of an exact cache, views of its memory."""
         if self.is_exact:
             tokens = self.tokens or kv.tokens
             return kv.tail_key[:, :, :tokens], kv.tail_value[:, :, :tokens]

@@ -36,8 +36,8 @@ def fuse(model: nn.Module) -> FuseReport:
     against the modules themselves before it is used: what differs stays as it was, with the reason in the
     report.
 
-    Where all blocks run as one op, `model.generate(...)` keeps keys and values in an exact `AoCache` unless it
-    is given a cache or a `cache_implementation`, since that op reads ao's caches alone.
+    Where all blocks run as one op, `model.generate(...)` keeps keys and values in an exact `AoCache` unless
+    it is given a cache or a `cache_implementation`, since that op reads ao's caches alone.
 
     Modules, parameters and the state dict stay the same objects and names. Weights that become one matmul
     share memory, and nothing is held twice. Whatever the fused form cannot do runs the modules' own code,

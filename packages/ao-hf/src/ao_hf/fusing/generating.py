@@ -25,7 +25,8 @@ _METHOD = "_prepare_cache_for_generation"
 class GenerationCache:
     """Stands on one model in the place of the method that makes the cache of `generate`.
 
-    Where the caller names a cache, or wants none, and where ao's decode step does not apply, it is that method.
+    Where the caller names a cache, or wants none, and where ao's decode step does not apply, that method
+    is called.
 
     Args:
         model: of transformers.
@@ -45,7 +46,9 @@ class GenerationCache:
         """Leave the model to its own method."""
         vars(self.model).pop(_METHOD, None)
 
-    def __call__(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Put a cache into `model_kwargs`; arguments are those that transformers passes."""
         asked = (
             model_kwargs.get("past_key_values") is not None
@@ -75,7 +78,9 @@ class GenerationCache:
             return "kernels are pinned"
         attention = model.config._attn_implementation
         if attention not in (SDPA, ATTENTION):
-            return f"the attention of the model is {attention!r}, neither {SDPA!r} nor {ATTENTION!r}"
+            return (
+                f"the attention of the model is {attention!r}, neither {SDPA!r} nor {ATTENTION!r}"
+            )
         if attention == SDPA and not run.is_plain:
             return f"attention has sinks, windows or a softcap, which {SDPA!r} computes otherwise"
         if any(vars(block.module).get("forward") is not block for block in run.blocks):
@@ -95,7 +100,7 @@ def cache_refusal(model: Any) -> str | None:
     """Why a model generates with transformers' cache where none is named; None: with an exact `AoCache`."""
     found = vars(model).get(_METHOD)
     if not isinstance(found, GenerationCache):
-        return "the blocks of the model are not fused as one run; call ao_hf.fuse(model), whose report says why"
+        return "ao_hf.fuse(model) has not made one run of all blocks; its report says why"
     return found.refuses()
 
 

@@ -14,6 +14,7 @@ from ao_hf.cache.names import EXACT
 
 __all__ = [
     "cache_bytes",
+    "cache_name",
     "cache_reads",
     "cache_refusal",
     "check_kv",
@@ -98,6 +99,16 @@ def cache_refusal(model: Any) -> str | None:
 
     with torch.no_grad():  # as in generation
         return refusal(model)
+
+
+def cache_name(model: Any, cache: Any, kv: str | None) -> str:
+    """What a cache is, for people: its recipe, "exact", or that of transformers and why."""
+    from ao_hf import AoCache
+
+    if isinstance(cache, AoCache):
+        return kv or EXACT
+    reason = cache_refusal(model) or "memory of a fixed size was asked for"
+    return f"{type(cache).__name__} of transformers: {reason}"
 
 
 @contextmanager

@@ -12,7 +12,17 @@ from ao_quant.kv_cache.config import BLOCK
 from ao_quant.kv_cache.state import QuantizedKV, coded_tokens, tail_slots
 from ao_quant.kv_cache.update import append_
 
-__all__ = ["append", "crop_", "exact_like", "grown", "reorder_", "repeat", "reset_", "select", "widened"]
+__all__ = [
+    "append",
+    "crop_",
+    "exact_like",
+    "grown",
+    "reorder_",
+    "repeat",
+    "reset_",
+    "select",
+    "widened",
+]
 
 
 def append(kv: QuantizedKV, key: Tensor, value: Tensor) -> QuantizedKV:
@@ -77,8 +87,9 @@ def grown(kv: QuantizedKV, capacity: int) -> QuantizedKV:
 def exact_like(kv: QuantizedKV, window: int) -> QuantizedKV:
     """An empty cache of the same rows, heads, dtype and device that keeps `window` tokens exact.
 
-    Memory for blocks is that of `kv`, for layers that shall have none in use: appending more than `window` + 127
-    tokens to both would mix them up. The tail is not cleared, so the system gives it pages as tokens come.
+    Memory for blocks is that of `kv`, for layers that shall have none in use: appending more than
+    `window` + 127 tokens to both would mix them up. The tail is not cleared, so the system gives it pages
+    as tokens come.
     """
     tails = [
         x.new_empty(*x.shape[:2], tail_slots(window), x.shape[3])
