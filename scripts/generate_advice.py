@@ -1,6 +1,6 @@
-"""Write what plans, `autoquant` and recipes come to on five models into their pages.
+"""Write what plans and recipes come to on five models into their pages.
 
-Reads examples/advice/{plans,speeds,recipes}.json. With --check nothing is written, and the exit status says
+Reads examples/advice/{plans,recipes}.json. With --check nothing is written, and the exit status says
 whether the pages are fresh.
 """
 
@@ -58,7 +58,6 @@ def plans_summary(data: Data) -> str:
     for name, model in data["models"].items():
         found = [ratio for _, _, ratio in ratios(model) if ratio is not None]
         ranks = [row["rank_correlation"] for row in model["plans"] if row["rank_correlation"]]
-        time = model["time"]
         lines.append(
             [
                 name,
@@ -66,10 +65,9 @@ def plans_summary(data: Data) -> str:
                 f"{median(found):.2f}",
                 f"{max(found):.2f}",
                 f"{median(ranks):.2f}" if ranks else "–",
-                f"{time['seconds']:.0f} s on {time['threads']} threads",
             ]
         )
-    header = ["model", "budgets", "loss, median", "at most", "rank correlation", "time of a plan"]
+    header = ["model", "budgets", "loss, median", "at most", "rank correlation"]
     return f"{table(header, lines)}\n\n{about(data)}"
 
 
@@ -90,38 +88,6 @@ def plans(data: Data) -> str:
     ]
     header = ["model", "loss", "budget, MB", "plan", "best recipe", "which", "ratio"]
     return table(header, lines)
-
-
-def speeds(data: Data) -> str:
-    """All models and uses."""
-    lines = []
-    for row in data["rows"]:
-        dense, recipe = (_times(row.get(key)) for key in ("dense", "recipe"))
-        exchanged = f"{row['exchanges']} of {row['tried']}"
-        lines.append(
-            [
-                row["model"],
-                row["use"],
-                f"`{row['chosen']}`" if row["chosen"] not in ("dense", "mixed") else row["chosen"],
-                f"`{row['best']}`" if row["best"] else "–",
-                exchanged,
-                dense,
-                recipe,
-                f"{row['held_out']:.2g}",
-                f"{row['seconds']:.0f} s",
-            ]
-        )
-    header = [
-        "model", "use", "chosen", "best recipe", "exchanged", "× dense", "× best recipe", "loss", "time",
-    ]  # fmt: skip
-    return f"{table(header, lines)}\n\n{about(data)}"
-
-
-def _times(found: list[float] | None) -> str:
-    if found is None:
-        return "–"
-    middle, low, high = found
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def recipes(data: Data) -> str:
@@ -150,11 +116,10 @@ def recipes(data: Data) -> str:
 
 def sections() -> dict[tuple[Path, str], str]:
     """(page, section) -> text."""
-    planned, timed, compared = read("plans"), read("speeds"), read("recipes")
+    planned, compared = read("plans"), read("recipes")
     return {
         (DOCS / "plan.md", "plans"): plans_summary(planned),
         (DOCS / "quality.md", "plans"): plans(planned),
-        (DOCS / "autoquant.md", "autoquant"): speeds(timed),
         (DOCS / "recipes.md", "five models"): recipes(compared),
     }
 
