@@ -155,6 +155,7 @@ def _search_scales(
     scale: Tensor,
     zero_point: Tensor | None,
     importance: Tensor | None,
+    unit: Tensor | None,
     power: float | None,
     gain: float,
     factors: Tensor,
