@@ -287,7 +287,7 @@ def test_parts_run_without_a_gpu(part: str, run: str) -> None:
     import run_all
     from allowance import collected
 
-    found = collected(partial(getattr(run_all, run), part, "cpu", True), 120)
+    found = collected(partial(getattr(run_all, run), part, "cpu", True, "0/1"), 120)
     assert found["lines"]
     assert found["failed"] == found["left_out"] == []
     assert not [line for line in found["lines"] if "failed" in line]
@@ -333,5 +333,5 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(run_all, "GRACE", 0.2)  # torch takes longer to import
     start = time.monotonic()
-    assert list(run_all.in_process("weights", "cpu", True, 0, 0.0)) == []
+    assert list(run_all.in_process("weights", "cpu", True, "0/1", 0, 0.0)) == []
     assert 0.2 <= time.monotonic() - start < 60
