@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 _EXAMPLES = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(_EXAMPLES / name) for name in ("smollm2", "minilm", "bytelm", "digits")]
-sys.path.insert(0, str(_EXAMPLES.parent / "scripts"))
+sys.path += [str(_EXAMPLES / name) for name in ("smollm2", "minilm", "bytelm", "digits")]
+sys.path.append(str(_EXAMPLES.parent / "scripts"))
 
 Sample = Any
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import static
+import static_scales as static
 
 ROWS = json.loads(Path(static.__file__).with_name("static.json").read_text(encoding="utf-8"))[
     "rows"

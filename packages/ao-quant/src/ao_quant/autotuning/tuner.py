@@ -43,7 +43,7 @@ class OnePositionWarning(UserWarning):
     """What formats lose was measured on a single position of the answer, which may be an unusual one."""
 
 
-@checked_but("data", "use")
+@checked_but("data")
 def autoquant(
     model: nn.Module,
     example_input: Sample,

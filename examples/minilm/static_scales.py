@@ -1,6 +1,6 @@
 """What static scales of activations cost MiniLM, next to dynamic ones.
 
-`python static.py --json static.json`. Texts that scales are found on and those that are measured are
+`python static_scales.py --json static.json`. Texts that scales are found on and those that are measured are
 distinct. A run goes on where the one before ended.
 """
 
