@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ao_core import Config, FqnToConfig, Skip, config_to_dict
+from ao_core.ext import ConfigError, shown
 from ao_core.ext.calibration import Replacement, Sample, call
 from ao_core.ext.quantizing import Decision
 from ao_quant.autotuning.cache import machine
@@ -91,7 +92,7 @@ class Bench:
             else ()
         )
         use, inner = self.use, self.model
-        bound = None if use is None else (lambda: use(inner))
+        bound = None if use is None else (lambda: _context(use, inner))
         trials = [
             Trial("", each.name, run, device, self._replacements(each), bound) for each in models
         ]
@@ -117,6 +118,21 @@ class Bench:
                 assert not isinstance(new, Skip)
                 found.append((entry.owners, new))
         return found
+
+
+def _context(use: ModelUse, model: nn.Module) -> AbstractContextManager[Callable[[], Any]]:
+    try:
+        found = use(model)
+    except TypeError as error:
+        raise ConfigError(
+            f"use={shown(use)}: it cannot be called with the model alone: {error}"
+        ) from error
+    if not hasattr(found, "__enter__"):
+        raise ConfigError(
+            f"use={shown(use)}: it returned a {type(found).__name__}, and a context manager is needed, whose "
+            "value is the call that is timed"
+        )
+    return found
 
 
 def chosen(wholes: Sequence[Whole], max_loss: float, min_speedup: float) -> tuple[list[Whole], int]:
