@@ -34,9 +34,8 @@ def about(data: Data) -> str:
     """When and where figures were measured."""
     found = data["about"]
     versions = found.get("versions", found)
-    threads = f", {found['threads']} thread(s)" if "threads" in found else ""
-    cpu = found.get("cpu") or found["machine"]["cpu"]
-    return f"{found['date']}; {cpu}{threads}; torch {versions['torch']}."
+    threads = f"{found['threads']} thread(s)"
+    return f"{found['date']}; {found['cpu']}, {threads}; torch {versions['torch']}."
 
 
 def best(rows: list[Data], budget: int) -> Data | None:

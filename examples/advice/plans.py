@@ -1,15 +1,14 @@
-"""Measure plans of five models at eight budgets each beside one recipe for all weights."""
+"""Measure plans of five models at eight budgets each, next to one recipe for all weights."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from advice import figures
 from advice.loss import answers, loss, nbytes, quantized
 from advice.subjects import SUBJECTS, Subject
 from tqdm import tqdm
@@ -18,18 +17,13 @@ from ao_core import FqnToConfig, config_to_dict
 from ao_quant import plan
 from ao_quant.planning import CANDIDATES
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
-from minilm_demo.results import environment
-
 #: mean bits per planned weight that budgets of bytes are made of
 BITS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.5, 7.5)
 
 
 def main() -> None:
     args = parse_args()
-    found: dict[str, Any] = {"about": environment(), "models": {}}
-    if args.json.exists():
-        found["models"] = json.loads(args.json.read_text(encoding="utf-8"))["models"]
+    found = figures.read(args.json, "models", {})
     for name in tqdm(SUBJECTS):
         model = found["models"].setdefault(name, {})
         if "plans" in model and ("time" in model or not args.times):
@@ -39,7 +33,7 @@ def main() -> None:
             model |= measured(subject, name)
         if args.times:
             model["time"] = timed(subject, model["plans"][len(BITS) // 2]["budget"])
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        figures.write(args.json, found)
 
 
 def measured(subject: Subject, name: str) -> dict[str, Any]:
@@ -85,12 +79,11 @@ def timed(subject: Subject, budget: int) -> dict[str, Any]:
     start = time.perf_counter()
     plan(subject.model, budget=budget, data=subject.data, measure=subject.measure)
     seconds = round(time.perf_counter() - start, 1)
-    return {"seconds": seconds, "threads": torch.get_num_threads(), "cpu": environment()["cpu"]}
+    return {"seconds": seconds, "threads": torch.get_num_threads()}
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, help="figures; models there are kept")
+    parser = figures.parser(__doc__)
     parser.add_argument("--times", action="store_true", help="also time a plan of each model")
     return parser.parse_args()
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
-from typing import Any
-
 import torch
+from advice import figures
 from advice.loss import answers, loss, nbytes, quantized
 from advice.subjects import SUBJECTS
 from tqdm import tqdm
@@ -16,9 +11,6 @@ from tqdm import tqdm
 from ao_core import Config
 from ao_core.ext import AoError, ConfigLike
 from ao_quant import Int4WeightOnlyConfig, NF4WeightOnlyConfig
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
-from minilm_demo.results import environment
 
 _G32 = "int4_weight_only/g32-asymmetric"
 #: what the table calls them -> what is applied
@@ -63,31 +55,23 @@ RECIPES |= _OTHERS
 
 
 def main() -> None:
-    args = parse_args()
-    found: dict[str, Any] = {"about": environment(), "models": {}}
-    if args.json.exists():
-        found["models"] = json.loads(args.json.read_text(encoding="utf-8"))["models"]
+    path = figures.parser(__doc__).parse_args().json
+    found = figures.read(path, "models", {})
     for name in tqdm(SUBJECTS):
-        figures = found["models"].setdefault(name, {"rows": {}})
-        if not (left := [recipe for recipe in RECIPES if recipe not in figures["rows"]]):
+        model = found["models"].setdefault(name, {"rows": {}})
+        if not (left := [recipe for recipe in RECIPES if recipe not in model["rows"]]):
             continue
         subject = SUBJECTS[name]()
         right = answers(subject.model, subject.held_out)
-        figures |= {"measure": subject.measure, "bytes": nbytes(subject.model)}
+        model |= {"measure": subject.measure, "bytes": nbytes(subject.model)}
         for recipe in tqdm(left, desc=name, leave=False):
             try:
                 made = quantized(subject, RECIPES[recipe])
                 row = {"bytes": nbytes(made), **loss(subject, right, made)._asdict()}
             except AoError as error:
                 row = {"left_out": str(error)}
-            figures["rows"][recipe] = row
-            args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, help="figures; those there are kept")
-    return parser.parse_args()
+            model["rows"][recipe] = row
+            figures.write(path, found)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from minilm_demo import minilm
-from minilm_demo.corpus import docstring_pairs
+from minilm_demo.corpus import separate_pairs
 from minilm_demo.metrics import quality
 from minilm_demo.results import environment
 from torch import nn
@@ -74,11 +74,10 @@ def main() -> None:
     args = parser.parse_args()
 
     model = minilm.load()
-    # every other one: neighbours come from the same files, so neither side has subjects of its own
-    pairs = docstring_pairs(2 * PAIRS)
-    seen, measured = pairs[::2][: 3 * CALIBRATION : 3], pairs[1::2]
+    seen, measured = separate_pairs(PAIRS)
+    seen = seen[: 3 * CALIBRATION : 3]
     batches = minilm.tokenize([pair.document for pair in seen], CALIBRATION_TOKENS)
-    data = [{"input_ids": batch.ids, "attention_mask": batch.mask} for batch in batches]
+    data = minilm.inputs(batches)
     texts = [
         minilm.tokenize([pair.query for pair in measured], QUERY_TOKENS),
         minilm.tokenize([pair.document for pair in measured], DOCUMENT_TOKENS),

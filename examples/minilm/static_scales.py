@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from minilm_demo import minilm
-from minilm_demo.corpus import docstring_pairs
+from minilm_demo.corpus import separate_pairs
 from minilm_demo.metrics import quality
 from torch import nn
 
@@ -29,11 +29,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="figures; those there are kept")
     path = parser.parse_args().json
     dense = minilm.load()
-    # every other one: neighbours come from the same files, so neither side has subjects of its own
-    pairs = docstring_pairs(2 * PAIRS)
-    seen, measured = pairs[::2][:CALIBRATION], pairs[1::2]
+    seen, measured = separate_pairs(PAIRS)
+    seen = seen[:CALIBRATION]
     batches = minilm.tokenize([pair.document for pair in seen], TOKENS)
-    data = [{"input_ids": batch.ids, "attention_mask": batch.mask} for batch in batches]
+    data = minilm.inputs(batches)
     texts = [
         minilm.tokenize([pair.query for pair in measured], TOKENS),
         minilm.tokenize([pair.document for pair in measured], TOKENS),

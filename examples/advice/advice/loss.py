@@ -24,12 +24,17 @@ class Loss(NamedTuple):
     agreement: float | None
 
 
+def call(model: nn.Module, sample: Sample) -> Any:
+    """What the model returns."""
+    return model(**sample) if isinstance(sample, dict) else model(sample)
+
+
 @torch.inference_mode()
 def answers(model: nn.Module, samples: Sequence[Sample]) -> list[Tensor]:
     """What the model answers; of logits, the logarithms of the probabilities."""
     found = []
     for sample in samples:
-        out: Any = model(**sample) if isinstance(sample, dict) else model(sample)
+        out = call(model, sample)
         out = getattr(out, "logits", out)
         found.append(getattr(out, "last_hidden_state", out).float())
     return found

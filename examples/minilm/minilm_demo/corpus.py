@@ -54,6 +54,16 @@ def docstring_pairs(count: int, root: Path | None = None) -> list[Pair]:
     return [found[index * len(found) // count] for index in range(count)]
 
 
+def separate_pairs(count: int) -> tuple[list[Pair], list[Pair]]:
+    """Twice `count` pairs, one half to calibrate on and one to measure.
+
+    Every other pair goes to each, because neighbours come from the same files: neither half has subjects of
+    its own.
+    """
+    pairs = docstring_pairs(2 * count)
+    return pairs[::2], pairs[1::2]
+
+
 def split_docstring(text: str) -> tuple[str, str]:
     """The first sentence and the rest, white space made single."""
     first, *rest = _SENTENCE_END.split(text.strip(), maxsplit=1)

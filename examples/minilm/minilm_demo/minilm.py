@@ -93,6 +93,11 @@ def _batch(encoded: list[list[int]], rows: list[int]) -> Batch:
     return Batch(ids, mask, torch.tensor(rows))
 
 
+def inputs(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+    """Batches as the arguments of the model, for calibration."""
+    return [{"input_ids": batch.ids, "attention_mask": batch.mask} for batch in batches]
+
+
 @torch.inference_mode()
 def embed(model: nn.Module, batch: Batch) -> Tensor:
     """Unit vectors (texts, 384) in float32: the mean over a text's tokens, normalized."""

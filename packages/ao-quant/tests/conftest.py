@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
 import ao_core
 from ao_core.ext import registry
@@ -19,6 +22,21 @@ def _seed():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+class _WithLogits(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        return SimpleNamespace(logits=self.inner(ids))
+
+
+@pytest.fixture
+def with_logits():
+    """Makes a model that answers as those of transformers do."""
+    return _WithLogits
 
 
 @pytest.fixture(params=[recipe.name for recipe in _RECIPES])

@@ -26,7 +26,7 @@ from typing import Any
 
 from run_all import GRACE, HERE, commit
 
-#: of all steps together; what a process needs to begin and to end, beside the time that `run_all.py` is given
+#: time of all steps together; what a process needs to start and to end, on top of that given to `run_all.py`
 SECONDS, MARGIN = 900.0, GRACE + 15.0
 #: processes that compile kernels at the same time
 SHARES = max(1, min(8, (os.cpu_count() or 2) // 2))

@@ -129,7 +129,7 @@ def test_codes_are_those_of_the_reference():
 
 
 def test_companded_codes_are_those_of_the_reference():
-    """Of all values, and beside the middles between them; scales of zeros are the reference's, too."""
+    """Of all values, and next to the midpoints between them; scales of zeros are those of the reference."""
     for spec, place in zip(COMPANDED, (2, 3), strict=True):
         values = registry.dtypes.get(spec.dtype).decode(torch.arange(255, dtype=torch.uint8))
         middles = (values[1:] + values[:-1]) / 2

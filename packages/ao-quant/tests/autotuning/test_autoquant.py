@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,7 +102,7 @@ def test_layers_are_exchanged_where_the_whole_model_becomes_faster(model, ids):
 
 
 def test_an_exchange_that_does_not_pay_is_not_made(model, ids):
-    """A layer by itself is faster, and the whole model is not."""
+    """A single layer is faster, and the whole model is not."""
     clock = Clock({INT8: 0.5, DYNAMIC: 0.8, "after": 1.0}, {("down.weight", DYNAMIC): 0.1})
     result = tune(model, ids, clock)
     assert result.wholes[result.picked].name == INT8
@@ -170,16 +169,8 @@ def test_losses_are_those_of_the_data(model, ids):
     assert by_example.wholes[1].loss != other.wholes[1].loss
 
 
-def test_logits_are_compared_by_divergence(model, ids):
-    class WithLogits(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, ids):
-            return SimpleNamespace(logits=self.inner(ids))
-
-    result = tune(WithLogits(model), ids, Clock({}), max_loss=None, apply=False)
+def test_logits_are_compared_by_divergence(model, ids, with_logits):
+    result = tune(with_logits(model), ids, Clock({}), max_loss=None, apply=False)
     assert (result.measure, result.max_loss) == ("kl", 0.05)
     assert "KL, nats" in str(result)
     other = copy.deepcopy(model)

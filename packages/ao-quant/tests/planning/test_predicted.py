@@ -128,17 +128,9 @@ def test_a_divergence_by_data(model, data):
     assert all(u.measured > 1e-3 for u in smaller)
 
 
-def test_the_answer_says_the_measure(model, data):
-    class WithLogits(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, ids):
-            return SimpleNamespace(logits=self.inner(ids))
-
+def test_the_answer_says_the_measure(model, data, with_logits):
     assert plan(model, bits=5.0, data=data).measure == "output"
-    assert plan(WithLogits(model), bits=5.0, data=data).measure == "kl"
+    assert plan(with_logits(model), bits=5.0, data=data).measure == "kl"
 
 
 def test_the_plan_keeps_what_was_measured(model, data):

@@ -203,7 +203,7 @@ def _grouped(rows: Tensor, w: QTensor) -> Tensor:
     """Products (positions, out) of rows (groups, positions, in / groups * kernel), each by its filters."""
     groups, positions, width = rows.shape
     dense = w.dequantize(rows.dtype).reshape(groups, -1, width)
-    # a position has one scale, whatever groups its channels are in
+    # one scale per position, shared by all groups of channels
     seen = rounded_activations(rows.transpose(0, 1).reshape(positions, groups * width), w)
     out = torch.bmm(seen.reshape(positions, groups, width).transpose(0, 1), dense.transpose(1, 2))
     return out.transpose(0, 1).reshape(positions, -1)

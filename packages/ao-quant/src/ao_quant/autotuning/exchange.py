@@ -15,7 +15,7 @@ __all__ = ["exchanged"]
 
 #: exchanges that are tried
 _TRIES = 8
-#: least share of the model's time that layers by themselves must promise
+#: least share of the model's time that layers, timed separately, must promise
 _PROMISE = 0.02
 #: an exchange counts if the whole model takes at most this share of its time before
 _GAIN = 0.99
@@ -25,7 +25,7 @@ class _Idea(NamedTuple):
     layers: tuple[Layer, ...]
     before: Config | None
     after: Config | None
-    #: seconds that the layers by themselves take less
+    #: seconds that the layers take less, timed separately
     promise: float
 
 
@@ -34,13 +34,13 @@ def exchanged(
 ) -> tuple[Model, list[Exchange]]:
     """The model after all exchanges that pay, and what was tried.
 
-    Layers that are called alike and have the same format are exchanged together. What they promise by
-    themselves orders the tries; the times of the whole model, before and after in interleaved rounds, decide.
+    Layers that are called alike and have the same format are exchanged together. What they promise when timed
+    separately orders the tries; the times of the whole model, before and after in interleaved rounds, decide.
 
     Args:
         start: the best recipe for all layers, or dense.
         seconds: of it.
-        layers: with the times of each by itself.
+        layers: each with its own times.
         bench: for times and losses.
         max_loss: of the answer.
     """

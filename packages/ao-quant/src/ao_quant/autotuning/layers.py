@@ -1,4 +1,4 @@
-"""Layers by themselves: the time of each in every format, for exactly the calls that the model makes."""
+"""Single layers: the time of each in every format, for exactly the calls that the model makes."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ao_core import Config, quantize_
+from ao_core import quantize_
 from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but
 from ao_core.ext.calibration import Data, Sample, batches_of, evaluating
-from ao_core.ext.quantizing import Decision, FilterFn, Progress, decide, warn_caller, watched
+from ao_core.ext.quantizing import FilterFn, Progress, decide, warn_caller, watched
 from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import record
 from ao_quant.autotuning.exchange import exchanged
@@ -23,7 +23,7 @@ from ao_quant.autotuning.result import AutoquantReport, Exchange, Whole
 from ao_quant.autotuning.whole import MIXED, Bench, ModelUse, chosen, whole_models
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.judging import MOST, Judge, measure_of
-from ao_quant.planning.uniform import Everywhere, everywhere
+from ao_quant.planning.uniform import Everywhere, everywhere, formats_of
 from ao_quant.timing import Timer, stopwatch
 
 __all__ = ["CANDIDATES", "OnePositionWarning", "autoquant"]
@@ -65,8 +65,8 @@ def autoquant(
 
     The whole model is timed in interleaved rounds: dense, and in each candidate, as `quantize_` applies it
     and on output heads too. From the fastest whose answers are good enough, groups of layers are exchanged:
-    first those that promise most by themselves, and only what makes the whole model faster is kept. So no
-    candidate for all layers, within the same limit, would have been faster.
+    first those that promise most when timed separately, and only what makes the whole model faster is kept.
+    So no candidate for all layers, within the same limit, would have been faster.
 
     Args:
         model: any module, compiled ones too; it is put into evaluation mode for the measurements.
@@ -127,14 +127,15 @@ def autoquant(
     judge = Judge.of(inner, batches, measure=measure, name=name)
     limit = MOST[measure] if max_loss is None else max_loss
     if used:
-        _warn_of_one_position(judge, limit)
+        _warn_of_one_position(judge, limit, name)
     layers = []
     wholes: list[Whole] = []
     tried: list[Exchange] = []
     picked = 0
     with evaluating(inner):
         for entry, calls in watched(found, [e.fqn for e in used], progress, "autoquant"):
-            layers.append(timed(entry, calls, _formats_of(entry, configs, uniform), formats, clock))
+            asked = formats_of(entry.fqn, configs, uniform)
+            layers.append(timed(entry, calls, asked, formats, clock))
         if layers:
             bench = Bench(model, used, example_input, judge, use, formats, clock, layers)
             wholes, tried = _wholes(bench, uniform, limit, min_speedup)
@@ -159,13 +160,6 @@ def autoquant(
     return replace(result, report=quantize_(inner, result.config)) if apply else result
 
 
-def _formats_of(
-    entry: Decision, configs: Sequence[Config], uniform: Sequence[Everywhere]
-) -> list[Config]:
-    spared = (config for each in uniform if (config := each.formats[entry.fqn]))
-    return list(dict.fromkeys((*configs, *spared)))
-
-
 def _wholes(
     bench: Bench, uniform: Sequence[Everywhere], max_loss: float, min_speedup: float
 ) -> tuple[list[Whole], list[Exchange]]:
@@ -181,19 +175,20 @@ def _wholes(
     other, tried = exchanged(start, wholes[best].seconds, bench.layers, bench, max_loss)
     if other is start:
         return wholes, tried
-    # beside each other once more: dense, the best recipe for all layers, and what became of it
+    # timed again, interleaved: dense, the best recipe for all layers, and what became of it
     again = list(dict.fromkeys((0, best)))
     times = bench.seconds([*(models[i] for i in again), other])
     for i, time in zip(again, times, strict=False):
         wholes[i] = replace(wholes[i], seconds=time)
-    return [*wholes, Whole(MIXED, other.config, times[-1], bench.loss(other))], tried
+    loss = next(each.loss for each in reversed(tried) if each.loss is not None and not each.reason)
+    return [*wholes, Whole(MIXED, other.config, times[-1], loss)], tried
 
 
-def _warn_of_one_position(judge: Judge, max_loss: float) -> None:
+def _warn_of_one_position(judge: Judge, max_loss: float, name: str) -> None:
     """Say that the limit was held to one position, where there was no more and it could matter."""
     if judge.positions == 1 and max_loss < math.inf:
         warn_caller(
-            "example_input is answered with one position, and one is not a sample: a first token with "
+            f"{name} is answered with one position, and one is not a sample: a first token with "
             "unusual values can rule out every format, or let a bad one pass. Give data=, batches with more "
             "positions, or max_loss=math.inf where the time alone shall decide",
             OnePositionWarning,

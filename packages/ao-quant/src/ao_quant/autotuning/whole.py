@@ -1,4 +1,4 @@
-"""Versions of the whole model: their times beside each other, and what their answers lose."""
+"""Versions of the whole model: their interleaved times, and what their answers lose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ao_quant.autotuning.cache import machine
 from ao_quant.autotuning.layers import Clock, Formats
 from ao_quant.autotuning.result import Layer, Whole
 from ao_quant.planning.judging import Judge
-from ao_quant.planning.text import config_text
+from ao_quant.planning.text import everywhere_text
 from ao_quant.planning.uniform import Everywhere
 from ao_quant.timing import Trial
 
@@ -54,9 +54,7 @@ def whole_models(layers: Sequence[Layer], uniform: Sequence[Everywhere]) -> list
             for config in [each.formats[layer.fqn]]
         }
         if any(formats.values()):
-            others = any(not u.heads and u.config == each.config for u in uniform)
-            name = config_text(each.config) + (", heads too" if each.heads and others else "")
-            found.append(Model(name, formats))
+            found.append(Model(everywhere_text(each, uniform), formats))
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ao_core import Config
 from ao_core.ext.calibration import Replacement, Sample, answer, call, evaluating
 from ao_core.ext.quantizing import Decision
-from ao_quant.planning.measure import distance, ratio, size
+from ao_quant.planning.measure import distance, positions, ratio, size
 from ao_quant.planning.result import QuantizationPlan
 
 __all__ = ["MOST", "Judge", "Whole", "measure_of"]
@@ -61,7 +61,7 @@ class Judge:
         right: list[Tensor] = []
         for batch in batches:
             right.append(answer(model, batch, name=name))
-            if sum(map(_positions, right)) >= _POSITIONS:
+            if sum(map(positions, right)) >= _POSITIONS:
                 break
         sizes = tuple(size(measure, each) for each in right)
         return cls(model, tuple(batches[: len(right)]), tuple(right), sizes, measure)
@@ -99,17 +99,13 @@ class Judge:
     @property
     def _part(self) -> int:
         """How many of the batches give enough positions to compare errors with each other."""
-        ends = accumulate(map(_positions, self.right))
+        ends = accumulate(map(positions, self.right))
         return sum(end < _PART for end in ends) + 1
 
     @property
     def positions(self) -> int:
         """Positions of the answers that are compared."""
-        return sum(map(_positions, self.right))
-
-
-def _positions(answer: Tensor) -> int:
-    return answer.numel() // max(answer.shape[-1], 1)
+        return sum(map(positions, self.right))
 
 
 @dataclass(frozen=True)

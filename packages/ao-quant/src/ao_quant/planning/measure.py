@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.ext.numerics import error_sums
 
-__all__ = ["MEASURES", "distance", "ratio", "size", "weight_error"]
+__all__ = ["MEASURES", "distance", "positions", "ratio", "size", "weight_error"]
 
 #: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "output": of what
 #: the model answers; "kl": divergence of its distribution over the last dimension, in bits per position
@@ -31,10 +31,15 @@ def distance(measure: str) -> Callable[[Tensor, Tensor], float]:
     return _divergence if measure == "kl" else _noise
 
 
+def positions(answer: Tensor) -> int:
+    """How many vectors of the last dimension an answer has."""
+    return answer.numel() // max(answer.shape[-1], 1)
+
+
 def size(measure: str, answer: Tensor) -> float:
     """What the error of an answer is divided by: positions, or the sum of its squares."""
     if measure == "kl":
-        return float(answer.numel() // max(answer.shape[-1], 1))
+        return float(positions(answer))
     return float(error_sums(answer, answer)[0])
 
 

@@ -22,7 +22,7 @@ from ao_quant.planning.options import Maker, error_by, options_of
 from ao_quant.planning.result import Kept, QuantizationPlan
 from ao_quant.planning.sizes import Files, budget_bytes
 from ao_quant.planning.speed import Clock, Speeds, first_token
-from ao_quant.planning.uniform import everywhere
+from ao_quant.planning.uniform import everywhere, formats_of
 
 __all__ = ["CANDIDATES", "plan"]
 
@@ -133,8 +133,8 @@ def plan(
     uniform = everywhere(model, configs, planned, filter_fn)
     choices, providers = [], []
     for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
-        formats = [*configs, *(found for x in uniform if (found := x.formats[entry.fqn]))]
-        choice, named = options_of(entry, list(dict.fromkeys(formats)), maker, files, error_of)
+        formats = formats_of(entry.fqn, configs, uniform)
+        choice, named = options_of(entry, formats, maker, files, error_of)
         choices.append(choice)
         providers.append(named)
     names = {owner.fqn for entry in planned for owner in entry.owners}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ao_core import Config
 from ao_core.ext import registry
@@ -14,7 +15,7 @@ from ao_quant.configs import BaseConfig
 if TYPE_CHECKING:
     from ao_quant.planning.result import Choice, QuantizationPlan, Uniform
 
-__all__ = ["ERRORS", "LOSSES", "config_text", "plan_text"]
+__all__ = ["ERRORS", "LOSSES", "config_text", "everywhere_text", "plan_text"]
 
 #: what the errors of a measure are
 ERRORS = {
@@ -70,6 +71,22 @@ def config_text(config: Config | None) -> str:
     return f"{algorithm.name}/{config_text(config.base)}"
 
 
+class _OfAll(Protocol):
+    """A recipe for all weights."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def heads(self) -> bool: ...
+
+
+def everywhere_text(each: _OfAll, others: Sequence[_OfAll]) -> str:
+    """A recipe for all weights, and whether output heads have it where another of the list spares them."""
+    spared = any(not other.heads and other.config == each.config for other in others)
+    return config_text(each.config) + (", heads too" if each.heads and spared else "")
+
+
 def _row(choice: Choice) -> tuple[str, ...]:
     option = choice.option
     return (
@@ -87,10 +104,14 @@ def _uniform_row(uniform: Uniform, plan: QuantizationPlan) -> tuple[str, ...]:
     taken = "taken" if plan.taken == uniform else ""
     size = size_text(uniform.bytes)
     speed = "" if uniform.speed is None else f"{uniform.speed:.4g}"
-    name = config_text(uniform.config)
-    if uniform.heads and any(not u.heads and u.config == uniform.config for u in plan.uniform):
-        name += ", heads too"
-    return name, size, f"{uniform.error:.3g}", measured, speed, taken
+    return (
+        everywhere_text(uniform, plan.uniform),
+        size,
+        f"{uniform.error:.3g}",
+        measured,
+        speed,
+        taken,
+    )
 
 
 def _totals(plan: QuantizationPlan) -> str:

@@ -15,7 +15,14 @@ from ao_core.ext.quantizing import Decision, FilterFn, decide
 from ao_quant.planning.judging import Whole
 from ao_quant.planning.result import Choice, QuantizationPlan, Uniform
 
-__all__ = ["Everywhere", "best_measured", "corrected", "everywhere", "uniform_picks"]
+__all__ = [
+    "Everywhere",
+    "best_measured",
+    "corrected",
+    "everywhere",
+    "formats_of",
+    "uniform_picks",
+]
 
 #: a uniform recipe whose prediction is more times what the plan was measured at is not measured
 _FAR = 8.0
@@ -53,6 +60,12 @@ def everywhere(
             found.append(Everywhere(config, False, formats))
         found.append(Everywhere(config, True, dict.fromkeys(formats, config)))
     return found
+
+
+def formats_of(fqn: str, configs: Sequence[Config], uniform: Sequence[Everywhere]) -> list[Config]:
+    """The candidates for one weight: all of them, and what `quantize_` makes of them for an output head."""
+    found = (config for each in uniform if (config := each.formats[fqn]) is not None)
+    return list(dict.fromkeys((*configs, *found)))
 
 
 def uniform_picks(choices: Sequence[Choice], formats: Mapping[str, Config | None]) -> list[int]:

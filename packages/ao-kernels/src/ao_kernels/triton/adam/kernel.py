@@ -235,7 +235,7 @@ def _compand(x, ASM: tl.constexpr):
     signed = (size.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)).to(
         tl.float32, bitcast=True
     )
-    # beside 1.5 * 2**23 numbers are integers; 127 is added to what is rounded already
+    # floats near 1.5 * 2**23 are integers, so the sum is rounded; then 127 is added
     code = (signed + 12582912.0).to(tl.int32, bitcast=True) + 127
     return code.to(tl.uint8), scale
 
