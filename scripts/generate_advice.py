@@ -1,6 +1,6 @@
-"""Write what plans and recipes come to on five models into their pages.
+"""Write what plans, `autoquant` and recipes come to on five models into their pages.
 
-Reads examples/advice/{plans,recipes}.json. With --check nothing is written, and the exit status says
+Reads examples/advice/{plans,speeds,recipes}.json. With --check nothing is written, and the exit status says
 whether the pages are fresh.
 """
 
@@ -64,9 +64,10 @@ def plans_summary(data: Data) -> str:
                 f"{median(found):.2f}",
                 f"{max(found):.2f}",
                 f"{median(ranks):.2f}" if ranks else "–",
+                f"{model['time']['seconds']:.0f} s",
             ]
         )
-    header = ["model", "budgets", "loss, median", "at most", "rank correlation"]
+    header = ["model", "budgets", "loss, median", "at most", "rank correlation", "time"]
     return f"{table(header, lines)}\n\n{about(data)}"
 
 
@@ -87,6 +88,38 @@ def plans(data: Data) -> str:
     ]
     header = ["model", "loss", "budget, MB", "plan", "best recipe", "which", "ratio"]
     return table(header, lines)
+
+
+def speeds(data: Data) -> str:
+    """All models and uses."""
+    lines = []
+    for row in data["rows"]:
+        dense, recipe = (_times(row.get(key)) for key in ("dense", "recipe"))
+        exchanged = f"{row['exchanges']} of {row['tried']}"
+        lines.append(
+            [
+                row["model"],
+                row["use"],
+                f"`{row['chosen']}`" if row["chosen"] not in ("dense", "mixed") else row["chosen"],
+                f"`{row['best']}`" if row["best"] else "–",
+                exchanged,
+                dense,
+                recipe,
+                f"{row['held_out']:.2g}",
+                f"{row['seconds']:.0f} s",
+            ]
+        )
+    header = [
+        "model", "use", "chosen", "best recipe", "exchanged", "× dense", "× best recipe", "loss", "time",
+    ]  # fmt: skip
+    return f"{table(header, lines)}\n\n{about(data)}"
+
+
+def _times(found: list[float] | None) -> str:
+    if found is None:
+        return "–"
+    middle, low, high = found
+    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def recipes(data: Data) -> str:
@@ -115,10 +148,11 @@ def recipes(data: Data) -> str:
 
 def sections() -> dict[tuple[Path, str], str]:
     """(page, section) -> text."""
-    planned, compared = read("plans"), read("recipes")
+    planned, timed, compared = read("plans"), read("speeds"), read("recipes")
     return {
         (DOCS / "plan.md", "plans"): plans_summary(planned),
         (DOCS / "quality.md", "plans"): plans(planned),
+        (DOCS / "autoquant.md", "autoquant"): speeds(timed),
         (DOCS / "recipes.md", "five models"): recipes(compared),
     }
 

@@ -46,8 +46,8 @@ def measured(subject: Subject, sample: Sample, rounds: int, right: list[Any]) ->
         if each.config is not None and each.name != MIXED and each.loss <= chosen.max_loss
     ]
     best = min(fits, key=lambda each: each.seconds, default=None)
+    models = {DENSE: subject.model, CHOSEN: subject.model}
     configs = {CHOSEN: taken.config, BEST: best and best.config}
-    models = {DENSE: subject.model}
     models |= {name: quantized(subject, config) for name, config in configs.items() if config}
     calls = {name: partial(call, model, sample) for name, model in models.items()}
     one = max(min(each.seconds for each in chosen.wholes), 1e-4)
@@ -58,7 +58,7 @@ def measured(subject: Subject, sample: Sample, rounds: int, right: list[Any]) ->
         "best": best.name if best else None,
         "loss": taken.loss,
         "limit": chosen.max_loss,
-        "held_out": loss(subject, right, models.get(CHOSEN, subject.model)).loss,
+        "held_out": loss(subject, right, models[CHOSEN]).loss,
         "exchanges": sum(not each.reason for each in chosen.exchanges),
         "tried": len(chosen.exchanges),
         "lines": len(str(chosen).splitlines()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +13,7 @@ import torch
 
 from ao_core.ext.calibration import Replacement, replaced
 
-__all__ = ["Timer", "Trial", "Use", "measure", "stopwatch"]
+__all__ = ["ENOUGH", "Timer", "Trial", "Use", "measure", "stopwatch"]
 
 #: makes what is timed, within a context that is not: its call
 Use = Callable[[], AbstractContextManager[Callable[[], Any]]]
@@ -20,7 +21,7 @@ Use = Callable[[], AbstractContextManager[Callable[[], Any]]]
 #: rounds that are not counted: compilers and caches need them
 _WARMUPS = 2
 #: rounds end after so many seconds, but not before so many
-_ENOUGH, _FEWEST = 2.0, 5
+ENOUGH, _FEWEST = 2.0, 5
 
 
 @dataclass(frozen=True)
@@ -69,24 +70,32 @@ def stopwatch(trial: Trial) -> float:
     return time.perf_counter() - start
 
 
-def measure(trials: Sequence[Trial], timer: Timer, rounds: int) -> list[float]:
+def measure(
+    trials: Sequence[Trial], timer: Timer, rounds: int, enough: float = ENOUGH
+) -> list[float]:
     """The 10th percentile of the seconds of each trial.
 
-    In each round every trial runs once, and each round begins with another one, so that what slows
-    the machine down for a while slows all of them down.
+    In each round every trial runs once, so that what slows the machine down for a while slows all of them
+    down. Each round has another order, so that none always follows the same one, whose threads may still
+    spin and whose weights fill the caches.
+
+    Args:
+        trials: what is timed.
+        timer: seconds of one run.
+        rounds: that are counted.
+        enough: seconds after which rounds end, but not before there are five.
     """
     times: list[list[float]] = [[] for _ in trials]
     spent = 0.0
     with torch.no_grad():
         for number in range(_WARMUPS + rounds):
-            for i in range(len(trials)):
-                which = (i + number) % len(trials)
+            for which in random.Random(number).sample(range(len(trials)), len(trials)):
                 with trials[which].ready() as trial:
                     seconds = timer(trial)
                 if number >= _WARMUPS:
                     times[which].append(seconds)
                     spent += seconds
-            if spent > _ENOUGH and number >= _WARMUPS + _FEWEST:
+            if spent > enough and number >= _WARMUPS + _FEWEST:
                 break
     return [sorted(seconds)[len(seconds) // 10] for seconds in times]
 

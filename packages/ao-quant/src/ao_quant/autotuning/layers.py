@@ -16,7 +16,7 @@ from ao_quant.autotuning.cache import Cache, machine
 from ao_quant.autotuning.calls import Uses, bound
 from ao_quant.autotuning.result import Layer, Timing
 from ao_quant.planning.text import config_text
-from ao_quant.timing import Timer, Trial, measure
+from ao_quant.timing import ENOUGH, Timer, Trial, measure
 
 __all__ = ["Clock", "Formats", "compact", "timed"]
 
@@ -45,8 +45,14 @@ class Clock:
     #: whether layers are compiled
     compiled: bool
     cache: Cache
+    #: seconds after which rounds end
+    enough: float = ENOUGH
     #: times that this process knows, by key
     known: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def longer(self) -> Clock:
+        """One that takes three times as many rounds."""
+        return replace(self, rounds=3 * self.rounds, enough=3 * self.enough)
 
     def seconds(
         self, key: Mapping[str, Any], trials: Sequence[Trial], names: Sequence[str]
@@ -58,7 +64,7 @@ class Clock:
         stored = self.cache.read(key)
         known = stored is not None and stored.keys() == set(names)
         if stored is None or not known:
-            seconds = measure(trials, self.timer, self.rounds)
+            seconds = measure(trials, self.timer, self.rounds, self.enough)
             stored = dict(zip(names, seconds, strict=True))
             self.cache.write(key, stored)
         self.known[text] = stored

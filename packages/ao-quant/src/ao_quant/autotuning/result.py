@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from math import isfinite
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import Any
 
 from ao_core import Config, FqnToConfig, Report, config_to_dict
@@ -17,8 +17,8 @@ __all__ = ["AutoquantReport", "Exchange", "Layer", "Timing", "Whole"]
 
 #: of a line of the text
 _WIDTH = 120
-#: reasons of parameters that stay; all are in the object
-_KEPT = 3
+#: of whole models, exchanges and reasons of parameters that stay; the object has all. The text has at most 30 lines.
+_WHOLES, _EXCHANGES, _KEPT = 12, 5, 3
 _NAME = 45
 
 
@@ -165,6 +165,8 @@ class AutoquantReport:
     def __str__(self) -> str:
         blocks = []
         if self.wholes:
+            fastest = sorted(range(1, len(self.wholes)), key=lambda place: self.wholes[place].seconds)
+            shown = {0, self.picked, *fastest[: _WHOLES - 2]}
             rows = [
                 (
                     _short(each.name),
@@ -174,16 +176,21 @@ class AutoquantReport:
                     "chosen" if place == self.picked else each.reason,
                 )
                 for place, each in enumerate(self.wholes)
+                if place in shown
             ]
             header = ("whole model", "time", "speed", LOSSES[self.measure], "")
-            blocks.append(aligned([header, *rows], right=(1, 2, 3)))
+            table = aligned([header, *rows], right=(1, 2, 3))
+            blocks.append("\n".join([table, *_more(len(self.wholes) - len(shown), "slower ones")]))
         if self.exchanges:
-            lines = [_indented(_exchange(each)) for each in self.exchanges]
+            # the ones taken first; what was tried and did not pay says less
+            tried = sorted(self.exchanges, key=lambda each: bool(each.reason))
+            lines = [_line(_exchange(each)) for each in tried[:_EXCHANGES]]
+            lines += _more(len(tried) - _EXCHANGES, "more")
             blocks.append("\n".join(["exchanges:", *lines]))
         if self.kept:
             counts = Counter(reason for _, reason in self.kept)
             kept = [f"{count} × {reason}" for reason, count in counts.most_common(_KEPT)]
-            blocks.append("\n".join([f"as they are ({len(self.kept)}):", *map(_indented, kept)]))
+            blocks.append("\n".join([f"as they are ({len(self.kept)}):", *map(_line, kept)]))
         return "\n\n".join([*blocks, fill(self._totals(), _WIDTH)])
 
     def _totals(self) -> str:
@@ -232,9 +239,14 @@ def _short(name: str) -> str:
     return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
-def _indented(text: str) -> str:
-    """A line below a title, broken where it is too long."""
-    return fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+def _line(text: str) -> str:
+    """A line below a title, cut where it is too long."""
+    return "  " + shorten(text, _WIDTH - 2, placeholder=" …")
+
+
+def _more(count: int, what: str) -> list[str]:
+    """The line for those that are not shown; none if all are."""
+    return [f"  and {count} {what}"] if count > 0 else []
 
 
 def _time(seconds: float | None) -> str:

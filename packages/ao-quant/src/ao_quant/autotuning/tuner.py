@@ -20,7 +20,14 @@ from ao_quant.autotuning.calls import record
 from ao_quant.autotuning.exchange import exchanged
 from ao_quant.autotuning.layers import Clock, Formats, timed
 from ao_quant.autotuning.result import AutoquantReport, Exchange, Whole
-from ao_quant.autotuning.whole import MIXED, Bench, ModelUse, chosen, whole_models
+from ao_quant.autotuning.whole import (
+    MIXED,
+    Bench,
+    ModelUse,
+    chosen,
+    finalists,
+    whole_models,
+)
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.judging import MOST, Judge, measure_of
 from ao_quant.planning.uniform import Everywhere, everywhere, formats_of
@@ -51,7 +58,7 @@ def autoquant(
     candidates: Sequence[ConfigLike] = CANDIDATES,
     data: Data | None = None,
     max_loss: float | None = None,
-    min_speedup: float = 1.03,
+    min_speedup: float = 1.0,
     use: ModelUse | None = None,
     apply: bool = True,
     cache: bool | str | os.PathLike[str] = True,
@@ -66,7 +73,8 @@ def autoquant(
     The whole model is timed in interleaved rounds: dense, and in each candidate, as `quantize_` applies it
     and on output heads too. From the fastest whose answers are good enough, groups of layers are exchanged:
     first those that promise most when timed separately, and only what makes the whole model faster is kept.
-    So no candidate for all layers, within the same limit, would have been faster.
+    Dense, the fastest recipes and what has become of the best are timed again, with three times the rounds,
+    before one is chosen. So no candidate for all layers, within the same limit, would have been faster.
 
     Args:
         model: any module, compiled ones too; it is put into evaluation mode for the measurements.
@@ -77,7 +85,7 @@ def autoquant(
             where the example is a step of decoding, since one position is not a sample.
         max_loss: what the answers may lose: in nats per position where they have `logits`, by default 0.05;
             else it is their squared error over the sum of their squares, by default 0.01, which is 20 dB.
-        min_speedup: over dense; a little above 1, because times are noisy.
+        min_speedup: over dense; what is slower is not chosen.
         use: what is timed in place of the answer to the example, such as a step of decoding with fused ops
             and a cache: takes the model as it is to be timed and returns a context manager, whose value is
             called with no arguments. Only that call is timed. Its times are not kept on disk.
@@ -138,8 +146,8 @@ def autoquant(
             layers.append(timed(entry, calls, asked, formats, clock))
         if layers:
             bench = Bench(model, used, example_input, judge, use, formats, clock, layers)
-            wholes, tried = _wholes(bench, uniform, limit, min_speedup)
-            wholes, picked = chosen(wholes, limit, min_speedup)
+            wholes, final, tried = _wholes(bench, uniform, limit)
+            wholes, picked = chosen(wholes, final, limit, min_speedup)
     device = used[0].tensor.device if used else torch.device("cpu")
     taken = wholes[picked].config if wholes else None
     final = {} if taken is None else dict(taken.entries)
@@ -161,27 +169,27 @@ def autoquant(
 
 
 def _wholes(
-    bench: Bench, uniform: Sequence[Everywhere], max_loss: float, min_speedup: float
-) -> tuple[list[Whole], list[Exchange]]:
-    """Dense, each candidate for all layers, and the best of them with layers exchanged."""
+    bench: Bench, uniform: Sequence[Everywhere], max_loss: float
+) -> tuple[list[Whole], list[int], list[Exchange]]:
+    """Dense, each candidate for all layers, the best of them with layers exchanged; and which are finalists."""
     models = whole_models(bench.layers, uniform)
     seconds = bench.seconds(models)
     wholes = [
         Whole(each.name, each.config if number else None, time, bench.loss(each))
         for number, (each, time) in enumerate(zip(models, seconds, strict=True))
     ]
-    _, best = chosen(wholes, max_loss, min_speedup=1.0)
-    start = models[best]
-    other, tried = exchanged(start, wholes[best].seconds, bench.layers, bench, max_loss)
-    if other is start:
-        return wholes, tried
-    # timed again, interleaved: dense, the best recipe for all layers, and what became of it
-    again = list(dict.fromkeys((0, best)))
-    times = bench.seconds([*(models[i] for i in again), other])
-    for i, time in zip(again, times, strict=False):
-        wholes[i] = replace(wholes[i], seconds=time)
-    loss = next(each.loss for each in reversed(tried) if each.loss is not None and not each.reason)
-    return [*wholes, Whole(MIXED, other.config, times[-1], loss)], tried
+    final = finalists(wholes, max_loss)
+    best = min(final, key=lambda place: wholes[place].seconds)
+    other, tried = exchanged(models[best], wholes[best].seconds, bench.layers, bench, max_loss)
+    if other is not models[best]:
+        taken = (each.loss for each in reversed(tried) if each.loss is not None and not each.reason)
+        final.append(len(wholes))
+        models.append(other)
+        wholes.append(Whole(MIXED, other.config, 0.0, next(taken)))
+    times = bench.longer().seconds([models[place] for place in final])
+    for place, time in zip(final, times, strict=True):
+        wholes[place] = replace(wholes[place], seconds=time)
+    return wholes, final, tried
 
 
 def _warn_of_one_position(judge: Judge, max_loss: float, name: str) -> None:

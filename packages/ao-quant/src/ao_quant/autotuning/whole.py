@@ -22,10 +22,12 @@ from ao_quant.planning.text import everywhere_text
 from ao_quant.planning.uniform import Everywhere
 from ao_quant.timing import Trial
 
-__all__ = ["MIXED", "Bench", "Model", "ModelUse", "chosen", "whole_models"]
+__all__ = ["MIXED", "Bench", "Model", "ModelUse", "chosen", "finalists", "whole_models"]
 
 #: what a version is called in which groups of layers have been exchanged
 MIXED = "mixed"
+#: recipes for all layers that are timed again, with more rounds, before one is chosen
+_FINALISTS = 3
 #: takes the model as it is to be timed; within its context, which is not timed, gives the call that is
 ModelUse = Callable[[nn.Module], AbstractContextManager[Callable[[], Any]]]
 
@@ -81,6 +83,10 @@ class Bench:
         found = unit * self.judge.error(replacements, at_most=at_most / unit)
         return found if isfinite(found) else inf
 
+    def longer(self) -> Bench:
+        """One that takes times with three times as many rounds."""
+        return replace(self, clock=self.clock.longer())
+
     def seconds(self, models: Sequence[Model]) -> list[float]:
         """The time of each, interleaved."""
         device = next(iter(self.entries)).tensor.device
@@ -99,6 +105,7 @@ class Bench:
             "layers": [[list(layer.shape), list(layer.uses)] for layer in self.layers],
             "models": [[each.name, config_to_dict(each.config)] for each in models],
             "compiled": self.clock.compiled,
+            "rounds": self.clock.rounds,
         }
         # what a function of the caller's does is unknown, and no key says it
         clock = (
@@ -133,13 +140,21 @@ def _context(use: ModelUse, model: nn.Module) -> AbstractContextManager[Callable
     return found
 
 
-def chosen(wholes: Sequence[Whole], max_loss: float, min_speedup: float) -> tuple[list[Whole], int]:
+def finalists(wholes: Sequence[Whole], max_loss: float) -> list[int]:
+    """The places of dense, which is first, and of the fastest whose answers are good enough, in this order."""
+    fitting = [i for i, each in enumerate(wholes) if i and not _unfit(each, wholes[0], max_loss, 0.0)]
+    return [0, *sorted(fitting, key=lambda i: wholes[i].seconds)[:_FINALISTS]]
+
+
+def chosen(
+    wholes: Sequence[Whole], final: Sequence[int], max_loss: float, min_speedup: float
+) -> tuple[list[Whole], int]:
     """The wholes with the reasons why they were not chosen, and the place of the one that was.
 
-    It is the fastest whose answer is good enough.
+    It is the fastest of the `final` ones whose answer is good enough.
     """
     told = [replace(each, reason=_unfit(each, wholes[0], max_loss, min_speedup)) for each in wholes]
-    fitting = [i for i, each in enumerate(told) if not each.reason]
+    fitting = [i for i in final if not told[i].reason]
     picked = min(fitting, key=lambda i: (told[i].seconds, told[i].loss, i))
     return [
         replace(each, reason="another is faster") if not each.reason and i != picked else each

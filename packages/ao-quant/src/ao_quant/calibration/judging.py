@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ao_core import Config, Spec, Target
 from ao_core.ext import WeightConfig, quantize_values
-from ao_core.ext.calibration import State, Statistic, Statistics, sampled_rows
+from ao_core.ext.calibration import Statistics
 from ao_core.ext.quantizing import warn_caller
 from ao_quant.calibration.stated import found_scales, is_of_experts
 from ao_quant.configs import StaticConfig
 
 __all__ = [
-    "ROWS",
     "OutlierWarning",
     "ProductErrors",
     "product_errors",
@@ -26,29 +25,15 @@ __all__ = [
 ]
 
 
-def _greatest(rows: Tensor, before: int) -> State:
-    reach = rows.abs().amax(-1)
-    place = reach.argmax()
-    return {"greatest": rows[place : place + 1].clone(), "reach": reach[place].float().reshape(1)}
-
-
-#: "greatest": the row (1, in) of the largest magnitude, which is "reach", (1,): a sample may miss the token
-#: that an observer clips
-_GREATEST = Statistic(
-    "greatest_row",
-    ("greatest", "reach"),
-    _greatest,
-    lambda a, b: b if bool(b["reach"] > a["reach"]) else a,
-)
-#: what is kept of the activations of each weight, to compute products with
-ROWS = (sampled_rows(64), _GREATEST)
 #: rows of the weight, evenly spread, whose products are compared: errors of more differ little
 _OUTPUTS = 2048
-#: The most that the error of a static product may be, as a multiple of that of the dynamic one. Errors of
-#: layers are nearly independent, so that their energies add up in the answer, whatever each layer counts
-#: there: if no layer's is more than so many times as large, neither is the answer's, and most are less. Twice
-#: the energy is half a bit of precision, four times a whole one; this is between the two.
-_MOST = 3.0
+#: what `ROWS` keeps
+_KINDS = ("sample", "greatest")
+#: The most that the error of a static product may be, as a multiple of that of the dynamic one: half a bit of
+#: precision. Errors of layers are nearly independent, so that their energies add up in the answer, whatever
+#: each layer counts there: if no layer's is more than so many times as large, neither is the answer's, and most
+#: are less.
+_MOST = 2.0
 _DONE = {
     "dynamic": "each call computes their scales instead",
     "dense": "they stay dense",
@@ -91,36 +76,37 @@ def product_errors(
         target: the parameter.
 
     Returns:
-        Those of the sample, or of the sample and the greatest row where these are further apart; of experts,
-        those that are furthest apart.
+        Those of the sample, or of the greatest rows where these are further apart; of experts, those that are
+        furthest apart.
     """
     some = weight[:, :: max(1, weight.shape[1] // _OUTPUTS)].float()
-    dynamic, place = config.dynamic(), weight.device
-    x = [torch.cat([each["sample"], each["greatest"]]).to(place, torch.float32) for each in rows]
+    x = [{key: each[key].to(weight.device, torch.float32) for key in _KINDS} for each in rows]
     if not is_of_experts(target):
-        return _apart(some, x, config, dynamic)
+        return _apart(some, x, config)
     experts = enumerate(zip(some.unbind(), x, strict=True))
-    found = (_apart(w[None], [own], config.of_matrix(i), dynamic) for i, (w, own) in experts)
-    return max(found, key=_ratio)
+    return max((_apart(w[None], [own], config.of_matrix(i)) for i, (w, own) in experts), key=_ratio)
 
 
 def _apart(
-    weight: Tensor, x: Sequence[Tensor], config: StaticConfig, dynamic: WeightConfig
+    weight: Tensor, x: Sequence[Mapping[str, Tensor]], config: StaticConfig
 ) -> ProductErrors:
-    """The errors where all matrices have one scale: groups of channels, or only one."""
-    # of the groups of a convolution the same positions are sampled; the last row has the greatest of each
-    rows = torch.stack(list(x))
+    """The errors where all matrices have one scale: groups of channels, or only one.
+
+    Rows of the groups of a convolution stand for one position, also where they are of several ones.
+    """
+    kinds = [[each[key] for each in x] for key in _KINDS]
+    # each group may have another number of distinct rows
+    parts = [torch.stack([rows[: min(map(len, kind))] for rows in kind]) for kind in kinds]
+    counts, rows = [part.shape[1] for part in parts], torch.cat(parts, 1)
     expected = rows @ weight.transpose(1, 2)
     sizes = expected.square().sum((0, 2))
 
-    def errors(fmt: WeightConfig) -> Tensor:
+    def errors(fmt: WeightConfig) -> list[float]:
         wrong = (_product(rows, weight, fmt) - expected).square().sum((0, 2))
-        return torch.where(sizes > 0, wrong / sizes, 0.0).double()
+        found = torch.where(sizes > 0, wrong / sizes, 0.0).double()
+        return [float(part.mean()) for part in found.split(counts)]
 
-    both = errors(config), errors(dynamic)
-    counts = (rows.shape[1] - 1, rows.shape[1])
-    found = [ProductErrors(*(float(each[:count].mean()) for each in both)) for count in counts]
-    return max(found, key=_ratio)
+    return max(map(ProductErrors, errors(config), errors(config.dynamic())), key=_ratio)
 
 
 def _product(rows: Tensor, weight: Tensor, config: WeightConfig) -> Tensor:

@@ -19,8 +19,9 @@ from ao_core.ext.calibration import (
     matrix_shape,
 )
 from ao_core.ext.quantizing import Decision
-from ao_quant.calibration.judging import ROWS, settled
+from ao_quant.calibration.judging import settled
 from ao_quant.calibration.observers import Observed, merged
+from ao_quant.calibration.rows import ROWS
 from ao_quant.calibration.stated import found_scales, is_of_experts, observed, seen_by
 from ao_quant.configs import StaticConfig
 
