@@ -66,6 +66,7 @@ def static_table(dense: tuple[str, ...] = ()) -> dict[str, dict[str, Config | li
             "dynamic": apart(_DYNAMIC[format_]),
             "static, keep": apart(replace(static, on_outliers="keep")),
             "static": apart(static),
+            "static, ratio 3": apart(replace(static, max_error_ratio=3.0)),
             "static, percentile": apart(replace(static, observer="percentile")),
             "SmoothQuant, static": [SmoothQuantConfig(), apart(static)],
         }

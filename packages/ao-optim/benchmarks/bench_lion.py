@@ -80,7 +80,7 @@ def main() -> None:
         f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, {args.threads} threads, "
         "in alternate rounds of one process. *× foreach*: how many times as fast as five foreach operations "
         "of torch, the median of the ratios within rounds, with its interval; torch has no fused Lion. "
-        "“First step beyond”: what it took more than a later one; ao's first one loads the plugins, too.",
+        "“First step beyond”: what it took more than a later one.",
         rows,
     )
 

@@ -60,6 +60,8 @@ def test_static_scales_round_trip(config):
     [
         (lambda: STATIC_INT8(percentile=50.0), "percentile", "50.0", "up to 100.0"),
         (lambda: STATIC_INT8(percentile=99), "percentile", "99", "use a float"),
+        (lambda: STATIC_INT8(max_error_ratio=0.9), "max_error_ratio", "0.9", "from 1.0 on"),
+        (lambda: STATIC_INT8(max_error_ratio=float("inf")), "max_error_ratio", "inf", "'keep'"),
         (lambda: STATIC_INT8(percentile=float("nan")), "percentile", "nan", "use a float"),
         (lambda: STATIC_INT8(act_scale=0.0), "act_scale", "0.0", "positive float32"),
         (lambda: STATIC_INT8(act_scale=1), "act_scale", "1", "positive float32"),

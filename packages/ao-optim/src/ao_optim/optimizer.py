@@ -13,6 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ao_core import QTensor, Spec
+from ao_core.ext import registry
 from ao_core.ext.kernels import local_shard
 from ao_core.ext.quantizing import warn_caller
 from ao_optim import checkpoints
@@ -161,6 +162,7 @@ class LowBitOptimizer(Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        registry.load_plugins()  # here, so that no step waits for it
         self._stored.append(_storage(self.param_groups[-1]))
         if self.param_groups[-1]["rounding"] is None:
             _warn_of_nearest(self.param_groups[-1]["params"])

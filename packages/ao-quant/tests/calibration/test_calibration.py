@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the inputs of")
 INT8 = Int8StaticActivationInt8WeightConfig(on_outliers="keep")
 CONFIGS = [
     INT8,
-    Int8StaticActivationInt8WeightConfig(symmetric_activations=False, observer="mse"),
+    Int8StaticActivationInt8WeightConfig(False, observer="mse", on_outliers="keep"),
     Float8StaticActivationFloat8WeightConfig(observer="percentile", percentile=99.9),
     NVFP4StaticActivationNVFP4WeightConfig(),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,7 @@ CONFIGS = {
     "minmax": Int8StaticActivationInt8WeightConfig(),
     "percentile": Int8StaticActivationInt8WeightConfig(observer="percentile"),
     "mse": Int8StaticActivationInt8WeightConfig(observer="mse"),
-    "asymmetric": Int8StaticActivationInt8WeightConfig(symmetric_activations=False),
+    "asymmetric": Int8StaticActivationInt8WeightConfig(False, max_error_ratio=3.0),
 }
 FLOATS = {
     "float8": Float8StaticActivationFloat8WeightConfig(),
@@ -41,7 +42,9 @@ FLOATS = {
 
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)
+    )
 
 
 def _data(spike: float) -> torch.Tensor:
@@ -96,6 +99,22 @@ def test_other_policies(policy, by_data):
     assert model[2].weight.spec.act.static
 
 
+def test_the_ratio_says_what_counts():
+    """One scale has a larger error where some rows are three times as large as others."""
+    x = _data(1.0)
+    x[:64] *= 3
+    layer = nn.Linear(64, 64)
+    found = {}
+    for ratio in (1.0, 1.5, 3.0, 5.0, 50.0):
+        model = nn.Sequential(copy.deepcopy(layer))
+        with warnings.catch_warnings(action="ignore"):
+            quantize_(model, Int8StaticActivationInt8WeightConfig(max_error_ratio=ratio), data=[x])
+        found[ratio] = model[0].weight.spec.act.static
+    assert list(found.values()) == sorted(found.values())
+    assert found[50.0]
+    assert not found[1.0]
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_what_one_scale_costs_there(config):
     """All the other rows: nothing is left of them, or of the row that the others are spared."""
@@ -113,7 +132,9 @@ def test_what_one_scale_costs_there(config):
 def test_the_rows_that_are_kept_do_not_depend_on_when_they_were_seen(dtype):
     torch.manual_seed(0)
     rows = torch.randn(300, 100).to(dtype)
-    repeated = torch.cat([rows, rows[:200], -torch.zeros(50, 100, dtype=dtype), rows[:1].expand(80, -1)])
+    repeated = torch.cat(
+        [rows, rows[:200], -torch.zeros(50, 100, dtype=dtype), rows[:1].expand(80, -1)]
+    )
     batches = [rows[200:], torch.zeros(1, 100, dtype=dtype), rows[:250]]
     found = []
     for order in ([repeated], batches, batches[::-1]):

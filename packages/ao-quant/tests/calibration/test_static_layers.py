@@ -333,5 +333,5 @@ def test_scales_that_do_not_fit():
 def test_a_layer_of_many_outputs():
     """The judgement of outliers looks at some of them."""
     model = nn.Sequential(nn.Linear(256, 5000))
-    quantize_(model, INT8, data=[torch.randn(80, 256)])
+    quantize_(model, replace(INT8, max_error_ratio=4.0), data=[torch.randn(80, 256)])
     assert model[0].weight.spec.act.is_static

@@ -17,7 +17,8 @@ __all__ = ["AutoquantReport", "Exchange", "Layer", "Timing", "Whole"]
 
 #: of a line of the text
 _WIDTH = 120
-#: of whole models, exchanges and reasons of parameters that stay; the object has all. The text has at most 30 lines.
+#: of whole models, exchanges and reasons of parameters that stay, so that the text has at most 30 lines; the
+#: object has all
 _WHOLES, _EXCHANGES, _KEPT = 12, 5, 3
 _NAME = 45
 
@@ -165,7 +166,9 @@ class AutoquantReport:
     def __str__(self) -> str:
         blocks = []
         if self.wholes:
-            fastest = sorted(range(1, len(self.wholes)), key=lambda place: self.wholes[place].seconds)
+            fastest = sorted(
+                range(1, len(self.wholes)), key=lambda place: self.wholes[place].seconds
+            )
             shown = {0, self.picked, *fastest[: _WHOLES - 2]}
             rows = [
                 (

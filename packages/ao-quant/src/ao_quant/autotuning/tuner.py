@@ -171,7 +171,7 @@ def autoquant(
 def _wholes(
     bench: Bench, uniform: Sequence[Everywhere], max_loss: float
 ) -> tuple[list[Whole], list[int], list[Exchange]]:
-    """Dense, each candidate for all layers, the best of them with layers exchanged; and which are finalists."""
+    """Dense, each candidate for all layers and the best with layers exchanged; the finalists; exchanges."""
     models = whole_models(bench.layers, uniform)
     seconds = bench.seconds(models)
     wholes = [

@@ -141,8 +141,10 @@ def _context(use: ModelUse, model: nn.Module) -> AbstractContextManager[Callable
 
 
 def finalists(wholes: Sequence[Whole], max_loss: float) -> list[int]:
-    """The places of dense, which is first, and of the fastest whose answers are good enough, in this order."""
-    fitting = [i for i, each in enumerate(wholes) if i and not _unfit(each, wholes[0], max_loss, 0.0)]
+    """The places of dense, which is first, and of the fastest whose answers are good enough."""
+    fitting = [
+        i for i, each in enumerate(wholes) if i and not _unfit(each, wholes[0], max_loss, 0.0)
+    ]
     return [0, *sorted(fitting, key=lambda i: wholes[i].seconds)[:_FINALISTS]]
 
 

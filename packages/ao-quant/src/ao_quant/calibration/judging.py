@@ -29,11 +29,6 @@ __all__ = [
 _OUTPUTS = 2048
 #: what `ROWS` keeps
 _KINDS = ("sample", "greatest")
-#: The most that the error of a static product may be, as a multiple of that of the dynamic one: half a bit of
-#: precision. Errors of layers are nearly independent, so that their energies add up in the answer, whatever
-#: each layer counts there: if no layer's is more than so many times as large, neither is the answer's, and most
-#: are less.
-_MOST = 2.0
 _DONE = {
     "dynamic": "each call computes their scales instead",
     "dense": "they stay dense",
@@ -51,10 +46,13 @@ class ProductErrors(NamedTuple):
     static: float
     dynamic: float
 
-    @property
-    def are_apart(self) -> bool:
-        """Whether the static product is much worse."""
-        return not self.static <= _MOST * self.dynamic
+    def are_apart(self, most: float) -> bool:
+        """Whether the error of the static product is more than `most` times that of the dynamic one.
+
+        Errors of layers are nearly independent, so that their energies add up in the answer, whatever each
+        layer counts there: if no layer's is more than so many times as large, neither is the answer's.
+        """
+        return not self.static <= most * self.dynamic
 
     def __str__(self) -> str:
         return f"{self.static:.2g} with one scale, {self.dynamic:.2g} with scales of each call"
@@ -145,7 +143,7 @@ def settled(
     scaled = found_scales(config, statistics, of_experts=is_of_experts(target))
     with torch.no_grad():
         errors = product_errors(weight, [each.values for each in statistics], scaled, target)
-    if not errors.are_apart:
+    if not errors.are_apart(config.max_error_ratio):
         return scaled, ""
     is_linear = getattr(target.module, target.name).dim() == 2
     dynamic = config.dynamic("linear" if is_linear else "all")

@@ -1,7 +1,7 @@
 """Rows of activations that products are computed with: a sample, and the greatest ones.
 
-Which rows these are depends on what is in them, not on when they were seen. So batches in any order, and ranks
-that are merged, give the same ones.
+Which rows these are depends on what is in them, not on when they were seen. So batches in any order, and
+ranks that are merged, give the same ones.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _statistic(name: str, keys: tuple[str, str], take: Take) -> Statistic:
     return Statistic(name, keys, partial(_of, take=take), partial(_merged, keys=keys, take=take))
 
 
-#: Statistics of the activations of each weight: "sample", up to 64 distinct rows (count, in), and "greatest", up to 16
-#: with the largest magnitudes, since a sample may miss the tokens that an observer clips.
+#: Statistics of the activations of each weight: "sample", up to 64 distinct rows (count, in), and "greatest",
+#: up to 16 with the largest magnitudes, since a sample may miss the tokens that an observer clips.
 ROWS = (
     _statistic(f"distinct_rows({_COUNT})", ("sample", "priority"), _sample),
     _statistic(f"greatest_rows({_GREATEST})", ("greatest", "hash"), _greatest),

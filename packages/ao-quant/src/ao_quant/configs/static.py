@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -52,12 +53,19 @@ class StaticConfig(WeightConfig):
     #: what weights get whose products have much larger errors with one scale than with one per token:
     #: "dynamic", a scale per token; "dense", nothing; "keep", one scale, as all others
     on_outliers: str = field(default="dynamic", kw_only=True)
+    #: how many times the squared error with scales per token that with one scale may be before a weight
+    #: counts as one with outliers; 1 or more
+    max_error_ratio: float = field(default=1.5, kw_only=True)
 
     def __post_init__(self) -> None:
         one_of(self, "observer", OBSERVERS)
         one_of(self, "on_outliers", ON_OUTLIERS)
         if type(self.percentile) is not float or not 50.0 < self.percentile <= 100.0:
             self._refuse("percentile", "use a float above 50.0 and up to 100.0")
+        if type(self.max_error_ratio) is not float or not 1.0 <= self.max_error_ratio < inf:
+            self._refuse(
+                "max_error_ratio", "use a float from 1.0 on; on_outliers='keep' allows any error"
+            )
         if self.act_scale is not None and not all(
             type(each) is float and 2.0**-126 <= each < 2.0**128 for each in _each(self.act_scale)
         ):
