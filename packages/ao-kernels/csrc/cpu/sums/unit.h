@@ -188,13 +188,12 @@ struct Summing {
 
   Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power{splat(call.power)} {}
 
-  // Up to 16 candidates, one in each lane, of one row or of a row each.
-  template <class Elements, class By>
-  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Elements& part, const By& raise) const {
+  // Up to 16 candidates, one in each lane.
+  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Part& part) const {
     Totals totals;
     for (int64_t i = 0; i < part.count; ++i) {
       const F x = part.x_of(i), weight = kWeighted ? part.weight_of(i) : zero();
-      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, weight, raise);
+      totals.template count<kWeighted, kPowers>(missing<kZero>(values, q, x), x, weight, power);
     }
     return totals;
   }
@@ -235,7 +234,7 @@ struct Summing {
     if constexpr (Values::kShifts) {
       if (q.whole) return try_whole(q, part);
     }
-    return try_lanes(q, part, power);
+    return try_lanes(q, part);
   }
 
   AO_METHOD bool is_one_part() const { return s.columns <= kPart; }
