@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ao_core import Spec, kernels, quantize_tensor
+from ao_core.ext.kernels import encode_reference
 from ao_core.ext.numerics import choose_qparams, error_sums
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
@@ -81,3 +82,33 @@ def test_no_block_is_worse_than_absmax() -> None:
                 for q in (found, plain)
             ]
             assert (errors[0].sum(-1) <= errors[1].sum(-1) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed", "flat"])
+@pytest.mark.parametrize(
+    ("name", "zero_point"),
+    [("int4", "none"), ("uint3", "int"), ("uint4", "float"), ("nf4", "none")],
+)
+def test_codes_of_found_scales_are_those_of_the_reference(
+    layout: str, name: str, zero_point: str
+) -> None:
+    """Bit for bit, with negative scales too, whether `quantize_scaled` has a kernel or not."""
+    x = gaussian((24, 96)).bfloat16()
+    block = (32,) if layout == "flat" else (1, 32)
+    spec = Spec(name, block, "bfloat16", zero_point, layout=layout)
+    found = quantize_tensor(x, spec, scale_method="mse")
+    expected = encode_reference(x, spec, found.parts["scale"], found.parts.get("zero_point"))
+    assert found.parts.keys() == expected.keys()
+    for part, values in expected.items():
+        assert torch.equal(found.parts[part].view(torch.uint8), values.view(torch.uint8)), part
+
+
+def test_the_unit_of_errors_does_not_matter_near_the_ends_of_float32() -> None:
+    """Powers of errors would be infinite, or have no digits."""
+    x = gaussian((16, 64))
+    spec = Spec("int4", (1, 32), "float32")
+    near = quantize_tensor(x, spec, scale_method="hqq")
+    for factor in (2.0**-100, 2.0**110):
+        far = quantize_tensor(x * factor, spec, scale_method="hqq")
+        worse = (far.dequantize() / factor - x).norm() - (near.dequantize() - x).norm()
+        assert worse.abs() <= 1e-3 * x.norm()

@@ -329,12 +329,12 @@ _SEARCH_SCALES = Op(
     """Scales and zero points of least measure among many, of each row: `mse`, `hqq`, searches by importance.
 
     x is (B, E); scale, as stored but in float32, and zero_point, in the domain of codes, are (B, 1), where
-    the search starts; importance is (B, E) in float32, and unit (B, 1), powers of two that x and its scales
-    have been divided by. A `SearchPlan` says what is tried: of each row the ends of the best range so far,
-    times factors, rounded to what `spec` stores, then fits of least squares. The results are (B, 1): scales
-    and zero points, or None, of the least measure, see `ao_core.scales.rows.measured`, among those whose
-    squared error is not above that of the start, and whether both are less without doubt (bool). Near a tie a
-    kernel may find another one.
+    the search starts; importance is (B, E) in float32. A `SearchPlan` says what is tried: of each row the
+    ends of the best range so far, times factors, rounded to what `spec` stores, then fits of least squares.
+    The results are (B, 1): scales and zero points, or None, of the least measure, see
+    `ao_core.scales.rows.measured`, among those whose squared error is not above that of the start, and
+    whether both are less without doubt (bool). With a power, errors are measured in units of the start's
+    scales, cut to powers of two. Near a tie a kernel may find another one.
     """,
     _trials("kernel_search", "SEARCH_SCALES"),
     is_conversion=True,

@@ -63,7 +63,7 @@ void read_stages(const Tensor& factors, const Tensor& stages, SearchScales& s) {
 
 std::tuple<Tensor, Tensor, Tensor> search_scales_op(
     const Tensor& x, const Tensor& scale, const std::optional<Tensor>& zero, const std::optional<Tensor>& importance,
-    const std::optional<Tensor>& unit, std::optional<double> power, double gain, const Tensor& factors,
+    std::optional<double> power, double gain, const Tensor& factors,
     const Tensor& stages, int64_t fits, int64_t point, ScalarType scale_dtype, ScalarType point_dtype, double least,
     double greatest, double greatest_point, const Tensor& table, const Tensor& steps, const Tensor& order,
     int64_t nan_code, int64_t rule) {
@@ -74,12 +74,11 @@ std::tuple<Tensor, Tensor, Tensor> search_scales_op(
   read_format(table, steps, order, nan_code, rule, rows.format);
   rows.rows = x.size(0), rows.columns = x.size(1), rows.candidates = 1;
   const Tensor dense = readable("x", x), by = floats("scale", scale, rows.rows, 1);
-  std::optional<Tensor> start, weights, units;
+  std::optional<Tensor> start, weights;
   AO_CHECK((point != 0) == zero.has_value(), "point=", point, ": zero_point is given for 1 to 3, and for no other");
   AO_CHECK(point >= 0 && point <= 3, "point=", point, ": must be from 0 to 3");
   if (zero) start = floats("zero_point", *zero, rows.rows, 1);
   if (importance) weights = floats("importance", *importance, rows.rows, rows.columns);
-  if (unit) units = floats("unit", *unit, rows.rows, 1);
   AO_CHECK(!power || (*power > 0 && *power <= 2), "power=", *power, ": must be above 0 and at most 2");
   AO_CHECK(fits >= 0 && fits <= 64, "fits=", fits, ": must be from 0 to 64");
   read_stages(factors, stages, s);
@@ -96,7 +95,6 @@ std::tuple<Tensor, Tensor, Tensor> search_scales_op(
   rows.scale = static_cast<const float*>(by.const_data_ptr());
   rows.zero = start ? static_cast<const float*>(start->const_data_ptr()) : nullptr;
   rows.importance = weights ? static_cast<const float*>(weights->const_data_ptr()) : nullptr;
-  s.unit = units ? static_cast<const float*>(units->const_data_ptr()) : nullptr;
   s.scale = static_cast<float*>(out.mutable_data_ptr());
   s.zero = zero ? static_cast<float*>(out_zero.mutable_data_ptr()) : nullptr;
   s.better = static_cast<bool*>(better.mutable_data_ptr());
@@ -138,7 +136,7 @@ std::tuple<Tensor, Tensor> learned_gradients_op(const Tensor& x, const Tensor& g
 }  // namespace ao
 
 // x, importance: (rows, columns); scale, zero_point: (rows, candidates). The result is (3, or 4 with a power, rows,
-// candidates), see `ScaleSums`; formats are as those of `encode`. Of `search_scales`, scale, zero_point, unit and the
+// candidates), see `ScaleSums`; formats are as those of `encode`. Of `search_scales`, scale, zero_point and the
 // results are (rows, 1), factors (2, all of them) those of low and high ends, and `point` is a `Point`. x, grad:
 // (rows, columns); scale, zero_point: (rows, 1). The results are (rows, columns), of the dtype of grad, and (2, rows),
 // see `LearnedGradients`.
@@ -147,7 +145,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
       "scale_sums(Tensor x, Tensor scale, Tensor? zero_point, Tensor? importance, float? power, Tensor table, "
       "Tensor steps, Tensor order, int nan_code, int rule) -> Tensor");
   m.def(
-      "search_scales(Tensor x, Tensor scale, Tensor? zero_point, Tensor? importance, Tensor? unit, float? power, "
+      "search_scales(Tensor x, Tensor scale, Tensor? zero_point, Tensor? importance, float? power, "
       "float gain, Tensor factors, Tensor stages, int fits, int point, ScalarType scale_dtype, ScalarType point_dtype, "
       "float least, float greatest, float greatest_point, Tensor table, Tensor steps, Tensor order, int nan_code, "
       "int rule) -> (Tensor, Tensor, Tensor)");

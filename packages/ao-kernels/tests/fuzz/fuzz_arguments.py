@@ -228,7 +228,6 @@ def search_scales(rng: Random) -> Arguments:
         "scale": bits_of(rng, column, torch.float32),
         "zero_point": bits_of(rng, column, torch.float32) if point else None,
         "importance": rng.choice([None, bits_of(rng, (rows, columns), torch.float32)]),
-        "unit": rng.choice([None, bits_of(rng, column, torch.float32)]),
         "power": rng.choice([None, None, 0.7]),
         "gain": rng.choice([0.0, 10.0]),
         "factors": bits_of(rng, (2, sum(counts)), torch.float32),

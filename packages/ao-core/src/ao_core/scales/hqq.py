@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from ao_core.numerics.slabs import searched_at_once
 from ao_core.records import DType
 from ao_core.scales.pieces import improve_qparams
 from ao_core.scales.rows import QParams, Rows
@@ -45,13 +43,4 @@ def hqq_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
 
 def _improve(rows: Rows) -> QParams:
-    rows = replace(rows, power=_P)
-    # a larger one is a single block, which is not copied
-    if rows.x.numel() > 2 * searched_at_once(rows.x.device):
-        return improved(rows)
-    scale, point = rows.start.scale, rows.start.zero_point
-    unit = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)
-    x = rows.x.to(torch.float32) / unit
-    rows = replace(rows, x=x, start=QParams(scale / unit, point), unit=unit)
-    found = improved(rows)
-    return QParams(found.scale * unit, found.zero_point)
+    return improved(replace(rows, power=_P))

@@ -10,10 +10,10 @@ from torch import Tensor
 from ao_core.dispatch import select
 from ao_core.numerics.affine import choose_qparams, scale_to_float, zero_to_float
 from ao_core.numerics.blocks import full_block
-from ao_core.numerics.slabs import searched_at_once
+from ao_core.numerics.slabs import SLAB, searched_at_once
 from ao_core.records import Call, DType
 from ao_core.scales.rows import QParams, Rows
-from ao_core.spec import Spec
+from ao_core.spec import ROW, Spec
 
 __all__ = ["improve_qparams"]
 
@@ -28,7 +28,8 @@ def improve_qparams(
     """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
 
     Besides the result, memory holds a few pieces of at most twice `searched_at_once` elements each. A block
-    that is larger and not contiguous is copied.
+    that is larger and not contiguous is copied. A kernel that searches rows of `x` itself, which are not
+    copied, takes pieces of `SLAB` elements.
 
     Args:
         x: of any shape, in the layout's blocked shape.
@@ -41,8 +42,8 @@ def improve_qparams(
     scale, zero_point = _start(x, dtype, spec)
     if x.numel() == 0:
         return scale, zero_point
-    limit = 2 * searched_at_once(x.device)
     extents = full_block(spec.block, x.shape)
+    limit = _piece_size(x, spec, extents)
     for ranges in _pieces([(0, size) for size in x.shape], extents, limit):
         place = tuple(slice(a // e, -(-b // e)) for (a, b), e in zip(ranges, extents, strict=True))
         piece = tuple(slice(a, b) for a, b in ranges)
@@ -62,6 +63,18 @@ def improve_qparams(
             stored = dtype.encode(point) if spec.zero_point == "int" else point.to(zero_point.dtype)
             zero_point[place] = stored.reshape(here.shape)
     return scale, zero_point
+
+
+def _piece_size(x: Tensor, spec: Spec, extents: Sequence[int]) -> int:
+    """The most elements of a piece: more where rows are a view and a kernel searches, without copies."""
+    limit = 2 * searched_at_once(x.device)
+    of_rows = x.is_contiguous() and all(extent == 1 for extent in extents[:-1])
+    if not of_rows or not isinstance(spec.scale_dtype, str):
+        return limit
+    plain = Spec(spec.dtype, ROW, spec.chosen_scale_dtype, spec.zero_point)
+    shape = (x.numel() // extents[-1], extents[-1])
+    kernel = select(Call("search_scales", plain, shape, shape, x.dtype, x.device.type))
+    return max(limit, SLAB) if kernel.priority >= 0 else limit
 
 
 def _start(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ao_core.dispatch import run
 from ao_core.numerics.affine import quant_max_of
+from ao_core.numerics.slabs import searched_at_once
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.scales.exact import never_worse, surely_better
@@ -56,6 +58,8 @@ _FINE: Factors = (
     *(-1.0, -1.03, -0.97),
 )
 _FINE_ENDS = tuple(product((0.92, 0.97, 1.01, 1.05), repeat=2))
+#: the bits of a float32's exponent
+_EXPONENT = 0x7F800000
 #: so many times the scale is fitted, or both scale and zero point
 _FITS, _FITS_OF_BOTH = 2, 3
 
@@ -77,12 +81,12 @@ def improved(rows: Rows) -> QParams:
     """The best scales and zero points that a search finds; in squared errors no worse than the start."""
     plan = _plan(rows)
     if rows.nested is not None:
-        return never_worse(rows, *_searched(rows, plan))
+        return never_worse(rows, *_searched_in_units(rows, plan))
     spec = Spec(rows.dtype.name, ROW, rows.spec.chosen_scale_dtype, rows.spec.zero_point)
     shape, start = tuple(rows.x.shape), rows.start
     call = Call("search_scales", spec, shape, shape, rows.x.dtype, rows.x.device.type)
     scale, point, better = run(
-        call, rows.x, start.scale, start.zero_point, rows.importance, rows.unit, plan, spec
+        call, rows.x, start.scale, start.zero_point, rows.importance, plan, spec
     )
     return never_worse(rows, QParams(scale, point), better)
 
@@ -92,14 +96,13 @@ def search_scales(
     scale: Tensor,
     zero_point: Tensor | None,
     importance: Tensor | None,
-    unit: Tensor | None,
     plan: SearchPlan,
     spec: Spec,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The reference of the op: all rows at once, one stage after the other."""
     dtype, start = registry.dtypes.get(spec.dtype), QParams(scale, zero_point)
-    rows = Rows(x, dtype, spec, start, importance, plan.gain, plan.power, unit=unit)
-    found, better = _searched(rows, plan)
+    rows = Rows(x, dtype, spec, start, importance, plan.gain, plan.power)
+    found, better = _searched_in_units(rows, plan)
     return found.scale, found.zero_point, better
 
 
@@ -127,6 +130,24 @@ def _both(factors: Factors) -> Ends:
 def _ends(factors: tuple[Factors, ...]) -> Ends:
     low, high = zip(*factors, strict=True)
     return low, high
+
+
+def _searched_in_units(rows: Rows, plan: SearchPlan) -> tuple[QParams, Tensor]:
+    """As `_searched`; with a power, x and scales are divided by powers of two near the scales.
+
+    So powers of errors are far from where float32 ends. Not for a block of more than a piece, whose copy
+    would be large.
+    """
+    if plan.power is None or rows.x.numel() > 2 * searched_at_once(rows.x.device):
+        return _searched(rows, plan)
+    scale, point = rows.start.scale, rows.start.zero_point
+    unit = scale.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
+    unit = unit.clamp(2.0**-126, 2.0**126)
+    x = rows.x.to(torch.float32) / unit
+    found, better = _searched(
+        replace(rows, x=x, start=QParams(scale / unit, point), unit=unit), plan
+    )
+    return QParams(found.scale * unit, found.zero_point), better
 
 
 def _searched(rows: Rows, plan: SearchPlan) -> tuple[QParams, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ao_core.dispatch import run
+from ao_core.dispatch import run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
 from ao_core.guarded import ask
 from ao_core.layouts import Parts, check_spec, scale_values, zero_values
@@ -46,9 +46,8 @@ def encode_parts(
     A `QTensor` of that format has its own, which are not found again; one of another is dequantized. The
     spec has no input steps: these are taken before, by `step_weight`.
 
-    Kernels choose scales themselves, by the largest magnitude, or take those that are given, and take no
-    `DTensor`; for those, and where scales are found by `choose` or follow another rule, the reference
-    encodes.
+    Kernels choose scales themselves, by the largest magnitude, or take those that are given or found by
+    `choose`, and take no `DTensor`; for those, and where scales follow another rule, the reference encodes.
 
     Args:
         x: (..., K) in any floating-point dtype, finite.
@@ -79,6 +78,9 @@ def encode_parts(
     if reason := ask(registry.layouts, layout.name, "refuses", spec, shape, dtype):
         raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
     x = x.detach()
+    if choose is not None and not is_sharded(x) and _packs_given(x, spec):
+        dense = x.contiguous().reshape(layout.blocked_shape(shape))  # scales inherit strides
+        return quantize_scaled(x, *choose(dense, dtype, spec), spec)
     if choose is not None or is_sharded(x) or _scale_rule(spec) != "absmax" or not layout.canonical:
         return encode_reference(x, spec, scale, zero_point, choose)
     if scale is None:
@@ -87,6 +89,16 @@ def encode_parts(
     if isinstance(spec.scale_dtype, str) and spec.zero_point != "offset":
         return quantize_scaled(x, scale, zero_point, spec)
     return encode_reference(x, spec, scale, zero_point)
+
+
+def _packs_given(x: Tensor, spec: Spec) -> bool:
+    """Whether a kernel makes packed codes by scales that there are; the reference packs in several passes."""
+    nested = not isinstance(spec.scale_dtype, str) or spec.scale_dtype == NO_SCALE
+    if nested or spec.zero_point == "offset" or not registry.layouts.get(spec.layout).canonical:
+        return False
+    shape = tuple(x.shape)
+    call = Call("quantize_scaled", spec, shape, shape, x.dtype, x.device.type)
+    return select(call).priority >= 0
 
 
 def already_quantized_as(x: Tensor, spec: Spec) -> bool:

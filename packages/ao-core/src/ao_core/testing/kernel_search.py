@@ -61,24 +61,22 @@ class _SearchScales(MatrixTrial):
             (importance, None, 0.0),
             (None, 0.7, GAIN),
         ):
-            unit = None if power is None else torch.full_like(scale, 0.5)
             plan = SearchPlan((ends, (fine, fine)), 2, gain, power)
-            args = (x, scale, point, weights, unit, plan, spec)
-            rows = Rows(x, fmt, spec, QParams(scale, point), weights, gain, power, unit=unit)
+            args = (x, scale, point, weights, plan, spec)
+            rows = Rows(x, fmt, spec, QParams(scale, point), weights, gain, power)
             yield args, (rows, QParams(*search_scales(*args)[:2]))
 
     def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
         rows, wanted = expected
         scale, point, better = actual
         found = QParams(scale, point)
-        unit = 1.0 if rows.unit is None else rows.unit
         for each in (scale, *([] if point is None else [point])):
             assert (each.dtype, each.shape) == (torch.float32, (case.shape[0], 1))
         (square, measure), (before, _), (_, other) = (
             exact_errors(rows, q) for q in (found, rows.start, wanted)
         )
         good = before.isfinite()
-        size = scale.abs() * unit
+        size = scale.abs()
         stored = rounded_scale(size, str(case.spec.scale_dtype))
         assert torch.equal(stored[good], size[good]), "a scale that the format does not store"
         if point is not None:

@@ -17,6 +17,7 @@ using Q = __m512i;  // 16 quads of bytes
 
 #define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
+#define AO_HAS_FLOAT_TABLES 1  // lookup of floats by 5 bits; the only set that says so
 #define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
 #define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_CODE_WORDS 0
@@ -52,6 +53,17 @@ AO_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 AO_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
 AO_INLINE F nearest(F a) { return _mm512_roundscale_ps(a, 0); }
 AO_INLINE F times_power(F a, F exponent) { return _mm512_scalef_ps(a, exponent); }  // of whole numbers
+// The greater of two magnitudes.
+AO_INLINE F greater_magnitude(F a, F b) { return _mm512_range_ps(a, b, 11); }
+// A float's magnitude times the power of two that brings it to 1 … 2, and of 32 floats that for the lowest 5 bits of
+// its exponent.
+AO_INLINE F mantissa_of(F a) {
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(  // (a & b) | c
+      _mm512_castps_si512(a), _mm512_set1_epi32(0x7fffff), _mm512_set1_epi32(0x3f800000), 0xea));
+}
+AO_INLINE F of_exponent(F low, F high, F a) {
+  return _mm512_permutex2var_ps(low, _mm512_srli_epi32(_mm512_castps_si512(a), 23), high);
+}
 AO_INLINE I bits_of(F a) { return _mm512_castps_si512(a); }
 AO_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 AO_INLINE I and_(I a, I b) { return _mm512_and_si512(a, b); }

@@ -54,7 +54,6 @@ enum class Point : int32_t { none, whole, number, offset };
 // ao_core.scales.rows.measured.
 struct SearchScales {
   ScaleSums rows;       // candidates: 1, where the search starts; sums: not used
-  const float* unit;    // (rows,) powers of two that x and its scales have been divided by, or null
   float gain;
   Point point;
   Element scale_type, point_type;  // in which they are stored

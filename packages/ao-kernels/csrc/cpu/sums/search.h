@@ -1,24 +1,26 @@
 // The search for scales of ao_core.scales.search, 16 rows at a time.
 //
-// Candidates of a stage stand in lanes, for one row after the other. Where each row has one candidate (where the search
-// starts, a fit, what it ends with), the rows stand in lanes.
+// Each row has a lane. The elements of a part are read once for all candidates of a stage, some of which are tried side
+// by side. What depends on the kind of call and on the format is in `Trying`; all else is one function for all.
 #pragma once
+#include "lanes.h"
 
 namespace ao::AO_ISA::sums {
 namespace {  // members of templates are exported otherwise
 
 // A number in the precision of a type.
-AO_INLINE F in_type(Element type, F v) {
+static __attribute__((noinline)) F in_type(Element type, F v) {
   if (type == Element::f32) return v;
   alignas(64) uint8_t stored[64];
   store_as(type, stored, v, 16);
   return load_as(type, stored, 16);
 }
-// Sums in float32 are right to a much smaller part than this, unless squares are so small that some lost digits.
-constexpr float kCertain = 2e-4f, kLeastSquares = 1e-28f;
+// Sums in float32 are right to a much smaller part than this, and those of powers too, unless squares are so small that
+// some lost digits.
+constexpr float kCertain = 2e-4f, kCertainPowers = 3e-3f, kLeastSquares = 1e-28f;
 
-constexpr int kLanes = 16;
-using Lane = float[kLanes];
+// Candidates of a stage whose sums are kept at a time.
+constexpr int kKept = 16;
 
 // `value`, if it has the sign of `otherwise` and their ratio is finite, else `otherwise`.
 AO_INLINE double alike(double value, double otherwise) {
@@ -26,38 +28,9 @@ AO_INLINE double alike(double value, double otherwise) {
   return ratio > 0 && ratio < __builtin_inf() ? value : otherwise;
 }
 
-// A part of 16 rows, element by element; the last row again where there are fewer.
-struct Block {
-  alignas(64) Lane x[kPart], weights[kPart];
-  int64_t first, rows, count;
-
-  // Element i of each row and its importance, a row in each lane.
-  AO_METHOD F x_of(int64_t i) const { return load(x[i]); }
-  AO_METHOD F weight_of(int64_t i) const { return load(weights[i]); }
-
-  template <bool kWeighted>
-  void read(const ScaleSums& s, int64_t begin) {
-    count = begin + kPart < s.columns ? kPart : s.columns - begin;
-    turn(s, s.type, s.x, begin, x);
-    if constexpr (kWeighted) turn(s, Element::f32, s.importance, begin, weights);
-  }
-  void turn(const ScaleSums& s, Element type, const void* from, int64_t begin, Lane* to) const {
-    for (int64_t i = 0; i < count; i += 16) {
-      const int width = count - i < 16 ? static_cast<int>(count - i) : 16;
-      I v[16];
-      for (int64_t r = 0; r < 16; ++r) {
-        const int64_t at = (first + (r < rows ? r : rows - 1)) * s.columns + begin + i;
-        v[r] = bits_of(load_as(type, static_cast<const uint8_t*>(from) + at * bytes_of(type), width));
-      }
-      transpose(v);
-      for (int j = 0; j < 16; ++j) store(to[i + j], as_float(v[j]));
-    }
-  }
-};
-
 // What rows are, besides their elements.
 struct Facts {
-  alignas(64) Lane unit, share, allowed;        // the gain by `lost`; squares of the start
+  alignas(64) Lane share, allowed;                    // the gain by `lost`; squares of the start
   double count[kLanes], lost[kLanes], plain[kLanes];  // sums of w, w x^2 and w x
 };
 
@@ -69,41 +42,40 @@ struct Candidates {
     store(scale, q.scale), store(point, q.point), store(squares, t.squares), store(measure, by);
     store(along, sub(zero(), t.along)), store(plain, sub(zero(), t.plain));  // totals are of -e
   }
-  // Those of `other` in the lanes of a mask.
-  void take(const Candidates& other, I mask) {
-    const auto of = [&](Lane& mine, const Lane& others) {
+  // These in the lanes of a mask.
+  AO_METHOD void take(const Tried& q, const Totals& t, F by, I mask) {
+    const auto of = [&](Lane& mine, F other) {
       const I bits = bits_of(load(mine));
-      store(mine, as_float(xor_(bits, and_(mask, xor_(bits, bits_of(load(others)))))));
+      store(mine, as_float(xor_(bits, and_(mask, xor_(bits, bits_of(other))))));
     };
-    of(scale, other.scale), of(point, other.point), of(squares, other.squares);
-    of(along, other.along), of(plain, other.plain), of(measure, other.measure);
+    of(scale, q.scale), of(point, q.point), of(squares, t.squares), of(measure, by);
+    of(along, sub(zero(), t.along)), of(plain, sub(zero(), t.plain));
   }
 };
 
-template <bool kZero, bool kWeighted, bool kPowers, class Values>
 struct Search {
   const SearchScales& s;
-  Summing<kZero, kWeighted, kPowers, Values> summing;
+  const Trying trying;
+  const bool zeros, powers;     // whether there are zero points, and powers of errors
   const float least, greatest;  // of the format
 
-  Search(const SearchScales& call, const Values& values)
-      : s(call), summing(call.rows, values), least(call.rows.format.least), greatest(call.rows.format.greatest) {}
+  Search(const SearchScales& call, const Trying& of)
+      : s(call), trying(of), zeros(call.rows.zero), powers(call.rows.power != 0), least(call.rows.format.least),
+        greatest(call.rows.format.greatest) {}
 
-  // Both as they are stored; without zero points scales keep their sign.
-  AO_METHOD Tried stored(F unit, F scale, F point_of_one, F fixed_point) const {
-    F whole = kZero ? scale : abs(scale);
-    if (s.unit) whole = mul(whole, unit);
+  // Both as they are stored; without zero points scales keep their sign. Zero points are fixed, or follow from the
+  // scale: `least` and `point_of_one` by it.
+  __attribute__((noinline)) Tried stored(const Block& block, F scale, F point, bool fixed) const {
+    F whole = mul(zeros ? scale : abs(scale), load(block.unit));
     whole = in_type(s.scale_type, min(max(whole, splat(s.least_scale)), splat(s.greatest_scale)));
-    F by = whole;
-    if (s.unit) by = div(whole, unit);
-    if constexpr (!kZero) {
-      by = as_float(or_(bits_of(by), and_(bits_of(scale), splat_int(INT32_MIN))));
-      return Tried::of_lanes(by, zero(), true);
-    }
-    const F point = add(fixed_point, div(point_of_one, by));
-    return Tried::of_lanes(by, stored_point(point, whole), s.point == Point::whole);
+    F by = mul(whole, load(block.by));
+    if (!zeros) by = as_float(or_(bits_of(by), and_(bits_of(scale), splat_int(INT32_MIN))));
+    const F inverse = div(splat(1.0f), by);
+    if (!zeros) return {by, zero(), by, inverse, splat(kMagic), true};
+    const F at = stored_point(fixed ? point : fma(point, inverse, splat(least)), whole);
+    return {by, at, by, inverse, add(splat(kMagic), at), s.point == Point::whole};
   }
-  AO_METHOD F stored_point(F point, F whole) const {
+  __attribute__((noinline)) F stored_point(F point, F whole) const {
     const F inside = min(max(point, splat(least)), splat(greatest));
     if (s.point == Point::whole) return to_float(round_to_int(inside));
     if (s.point == Point::number) return in_type(s.point_type, inside);
@@ -113,9 +85,9 @@ struct Search {
   }
 
   // No NaN: infinity in its place.
-  AO_METHOD F measured(const Totals& t, F share) const {
+  __attribute__((noinline)) F measured(const Totals& t, F share) const {
     const F amplified = fma(mul(share, t.along), t.along, t.squares), infinity = splat(__builtin_inff());
-    if constexpr (!kPowers) return min(amplified, infinity);
+    if (!powers) return min(amplified, infinity);
     const F ratio = min(max(div(amplified, t.squares), zero()), splat(3e38f));
     return min(mul(t.powers, raised(ratio, splat(0.5f * s.rows.power))), infinity);
   }
@@ -127,22 +99,36 @@ struct Search {
 
   // -- rows in lanes ---------------------------------------------------------------------------------------
 
+  bool is_one_part() const { return s.rows.columns <= kPart; }
   // Of whole rows; `block` has them if they are one part.
-  Totals totals_of(const Tried& q, Block& block) const {
-    return summing.over_parts([&](int64_t begin) { block.template read<kWeighted>(s.rows, begin); },
-                              [&] { return summing.try_lanes(q, block); });
+  Totals totals_of(const Tried& q, Block& block, bool exact) const {
+    if (is_one_part()) return trying.one(trying, q, block, exact);
+    Long sums;
+    for (int64_t begin = 0; begin < s.rows.columns; begin += kPart) {
+      block.part_of(s.rows, begin);
+      sums.add_totals(trying.one(trying, q, block, exact));
+    }
+    return sums.rounded();
+  }
+  // Of up to `kKept` candidates of whole rows.
+  void try_many(const Tried* q, int count, Block& block, Totals* totals) const {
+    if (is_one_part()) return trying.many(trying, q, count, block, totals);
+    Long sums[kKept];
+    for (int64_t begin = 0; begin < s.rows.columns; begin += kPart) {
+      block.part_of(s.rows, begin);
+      trying.many(trying, q, count, block, totals);
+      for (int k = 0; k < count; ++k) sums[k].add_totals(totals[k]);
+    }
+    for (int k = 0; k < count; ++k) totals[k] = sums[k].rounded();
   }
 
   void find_facts(Block& block, Facts& facts) const {
-    for (int r = 0; r < kLanes; ++r) {
-      facts.count[r] = facts.lost[r] = facts.plain[r] = 0;
-      facts.unit[r] = s.unit ? s.unit[block.first + (r < block.rows ? r : 0)] : 1.0f;
-    }
+    for (int r = 0; r < kLanes; ++r) facts.count[r] = facts.lost[r] = facts.plain[r] = 0;
     for (int64_t begin = 0; begin < s.rows.columns; begin += kPart) {
-      if (!summing.is_one_part()) block.template read<kWeighted>(s.rows, begin);
+      if (!is_one_part()) block.part_of(s.rows, begin);
       F squares = zero(), plain = zero(), count = zero();
       for (int64_t i = 0; i < block.count; ++i) {
-        const F x = block.x_of(i), w = kWeighted ? block.weight_of(i) : splat(1.0f), counted = mul(w, x);
+        const F x = block.x_of(i), w = block.weight_of(i), counted = mul(w, x);
         squares = fma(counted, x, squares), plain = add(plain, counted), count = add(count, w);
       }
       alignas(64) Lane sums[3];
@@ -157,14 +143,13 @@ struct Search {
   }
 
   // Least squares for the codes of `from`, as `Rows.fitted` has them.
-  __attribute__((noinline)) Tried fitted(const Facts& facts, const Candidates& from) const {
+  __attribute__((noinline)) Tried fitted(const Block& block, const Facts& facts, const Candidates& from) const {
     alignas(64) Lane scales, points;
-    const F unit = load(facts.unit);
     double y2s[kLanes], yxs[kLanes], y1s[kLanes];
     for (int r = 0; r < kLanes; ++r) {
       const double e2 = from.squares[r], ex = from.along[r], x2 = facts.lost[r], share = facts.share[r];
       const double scale = from.scale[r], y2 = e2 + 2 * ex + x2, yx = ex + x2, square = y2 + share * yx * yx;
-      if constexpr (!kZero) {
+      if (!zeros) {
         scales[r] = static_cast<float>(alike(scale * (yx * (1 + share * x2) / square), scale));
         continue;
       }
@@ -178,110 +163,133 @@ struct Search {
       points[r] = static_cast<float>(wanted - wanted == 0 ? wanted : static_cast<double>(from.point[r]));
       scales[r] = static_cast<float>(by), y2s[r] = y2, yxs[r] = yx, y1s[r] = y1;
     }
-    if constexpr (!kZero) return stored(unit, load(scales), zero(), zero());
-    store(points, stored_point(load(points), mul(load(scales), unit)));
+    if (!zeros) return stored(block, load(scales), zero(), true);
+    store(points, stored_point(load(points), mul(load(scales), load(block.unit))));
     for (int r = 0; r < kLanes; ++r) {
       const double scale = from.scale[r], x1 = facts.plain[r], x2 = facts.lost[r], share = facts.share[r];
       const double change = scale * (static_cast<double>(from.point[r]) - points[r]);
       const double y2 = y2s[r] + change * (2 * y1s[r] + change * facts.count[r]), yx = yxs[r] + change * x1;
       scales[r] = static_cast<float>(alike(scale * (yx * (1 + share * x2) / (y2 + share * yx * yx)), scale));
     }
-    return stored(unit, load(scales), zero(), load(points));
-  }
-
-  // -- candidates in lanes ---------------------------------------------------------------------------------
-
-  // The best of the first `count` candidates of row r, to a few digits, or the one before, where no candidate without
-  // greater squares than the start is better.
-  static void choose(const Facts& facts, int64_t r, const Tried& q, const Totals& t, F measure, int count,
-                     Candidates& best) {
-    alignas(64) static constexpr int32_t kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const I lanes = load_vector(kNumbers), no_lane = shift_right<31>(subtract(splat_int(count - 1), lanes));
-    const I bits = or_(keys(measure, t.squares, splat(facts.allowed[r])), and_(no_lane, splat_int(0x7f800000)));
-    const int32_t key = -largest(subtract(splat_int(0), or_(and_(bits, splat_int(~15)), lanes)));
-    if (!(__builtin_bit_cast(float, key & ~15) < best.measure[r])) return;
-    Candidates all;
-    all.put(q, t, measure);
-    const int lane = key & 15;
-    best.scale[r] = all.scale[lane], best.point[r] = all.point[lane], best.squares[r] = all.squares[lane];
-    best.along[r] = all.along[lane], best.plain[r] = all.plain[lane];
-    best.measure[r] = __builtin_bit_cast(float, key & ~15);
+    return stored(block, load(scales), load(points), true);
   }
 
   // The range of `scale` and `point`, which has one end without zero points, times factors.
-  Tried in_stage(F unit, float scale, float point, int begin, int count) const {
-    const F base = splat(scale), high = load_as(Element::f32, s.high + begin, count);
-    if constexpr (!kZero) return stored(unit, mul(base, high), zero(), zero());
-    const float below = point - least, steps = greatest - least;
-    const F low = mul(splat(below), load_as(Element::f32, s.low + begin, count));
-    const F span = fma(splat(steps - below), high, low);
-    return stored(unit, mul(span, splat(scale / steps)), mul(base, low), splat(least));
+  Tried in_stage(const Block& block, F scale, F point, float by_low, float by_high) const {
+    if (!zeros) return stored(block, mul(scale, splat(by_high)), zero(), false);
+    const F below = sub(point, splat(least)), steps = splat(greatest - least);
+    const F low = mul(below, splat(by_low)), span = fma(sub(steps, below), splat(by_high), low);
+    return stored(block, mul(span, mul(scale, splat(1.0f / (greatest - least)))), mul(scale, low), false);
   }
 
-  void run_stages(const Block& block, const Facts& facts, int64_t r, Part& part, Candidates& best) const {
-    const int64_t number = block.first + r;
-    const F unit = splat(facts.unit[r]), share = splat(facts.share[r]);
-    if (summing.is_one_part()) read_part<kWeighted>(s.rows, number, 0, part);
-    int begin = 0;
-    for (int32_t i = 0; i < s.stage_count; begin += s.stages[i++]) {
-      const float scale = best.scale[r], point = best.point[r];
-      for (int j = 0; j < s.stages[i]; j += 16) {
-        const int count = s.stages[i] - j < 16 ? s.stages[i] - j : 16;
-        const Tried q = in_stage(unit, scale, point, begin + j, count);
-        const Totals t = summing.totals_of(number, q, part, false);
-        choose(facts, r, q, t, measured(t, share), count, best);
+  // What is better than the best so far, without greater squares than the start.
+  void keep_better(const Tried& q, const Totals& t, const Facts& facts, F measure, Candidates& best) const {
+    const I key = keys(measure, t.squares, load(facts.allowed));
+    best.take(q, t, measure, shift_right<31>(subtract(key, bits_of(load(best.measure)))));
+  }
+
+  // Candidates from `begin` on.
+  void run_stage(Block& block, const Facts& facts, int begin, int count, Candidates& best) const {
+    const F scale = load(best.scale), point = load(best.point), share = load(facts.share);
+    Tried q[kKept];
+    Totals t[kKept];
+    for (int j = 0; j < count; j += kKept) {
+      const int some = count - j < kKept ? count - j : kKept;
+      for (int k = 0; k < some; ++k) {
+        const int at = begin + j + k;
+        q[k] = in_stage(block, scale, point, zeros ? s.low[at] : 0.0f, s.high[at]);
       }
+      try_many(q, some, block, t);
+      for (int k = 0; k < some; ++k) keep_better(q[k], t[k], facts, measured(t[k], share), best);
     }
   }
 
   // --------------------------------------------------------------------------------------------------------
 
-  void rows(Block& block, Part& part) const {
-    const int64_t at = block.first, count = block.rows;
-    if (summing.is_one_part()) block.template read<kWeighted>(s.rows, 0);
+  // Where the search starts: in units of the scale with powers, which keeps them far from where floats end.
+  Tried start_of(Block& block) const {
+    alignas(64) Lane scales, points;
+    for (int r = 0; r < kLanes; ++r) {
+      const int64_t at = block.first + (r < block.rows ? r : 0);
+      const float scale = s.rows.scale[at];
+      const float power = __builtin_bit_cast(float, __builtin_bit_cast(int32_t, scale) & 0x7f800000);
+      block.unit[r] = !powers ? 1.0f : power < 0x1p-126f ? 0x1p-126f : power > 0x1p126f ? 0x1p126f : power;
+      block.by[r] = 1.0f / block.unit[r];
+      scales[r] = scale * block.by[r], points[r] = zeros ? s.rows.zero[at] : 0.0f;
+    }
+    return Tried::of(scales, points, kLanes);
+  }
+
+  void rows(Block& block) const {
+    const Tried start = start_of(block);
+    block.start(s.rows);
     Facts facts;
     find_facts(block, facts);
     const F share = load(facts.share);
-    const Tried start = Tried::of(s.rows.scale + at, kZero ? s.rows.zero + at : nullptr, static_cast<int>(count));
-    const Totals at_first = totals_of(start, block);
+    const Totals at_first = totals_of(start, block, false);
     store(facts.allowed, at_first.squares);
-    Candidates first, current;
+    Candidates first;
     first.put(start, at_first, measured(at_first, share));
     Candidates best = first;
-    for (int64_t r = 0; r < count; ++r) run_stages(block, facts, r, part, best);
-    current = best;
+    for (int32_t i = 0, begin = 0; i < s.stage_count; begin += s.stages[i++]) {
+      run_stage(block, facts, begin, s.stages[i], best);
+    }
+    Candidates current = best;
     for (int32_t i = 0; i < s.fits; ++i) {
-      const Tried q = fitted(facts, current);
-      const Totals t = totals_of(q, block);
+      const Tried q = fitted(block, facts, current);
+      const Totals t = totals_of(q, block, false);  // a fit follows from them: with quotients, which keep ties
       const F measure = measured(t, share);
       current.put(q, t, measure);
-      const I key = keys(measure, t.squares, load(facts.allowed));
-      best.take(current, shift_right<31>(subtract(key, bits_of(load(best.measure)))));
+      keep_better(q, t, facts, measure, best);
+    }
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const int64_t at = block.first + r;
+      s.scale[at] = best.scale[r] * block.unit[r];
+      if (zeros) s.zero[at] = best.point[r];
+      s.better[at] = best.measure[r] != first.measure[r];
     }
     // candidates are measured again without doubt near ties
-    const Totals t = totals_of(Tried::of(best.scale, best.point, kLanes), block);
-    alignas(64) Lane squares, measure;
-    store(squares, t.squares), store(measure, measured(t, share));
-    const float sure = 1 - kCertain;  // more than sums in float32 are wrong
-    for (int64_t r = 0; r < count; ++r) {
-      s.scale[at + r] = best.scale[r];
-      if constexpr (kZero) s.zero[at + r] = best.point[r];
-      s.better[at + r] = best.measure[r] != first.measure[r] && squares[r] < sure * first.squares[r] &&
-                         measure[r] < sure * first.measure[r] && first.squares[r] > kLeastSquares;
+    const Tried last = Tried::of(best.scale, best.point, kLanes);
+    if (judge(block, at_first, totals_of(last, block, false), share, powers ? kCertainPowers : kCertain)) return;
+    if (powers) {
+      for (int64_t r = 0; r < block.rows; ++r) s.better[block.first + r] = best.measure[r] != first.measure[r];
+      const Totals was = totals_of(start, block, true);
+      judge(block, was, totals_of(last, block, true), share, kCertain);
     }
   }
+
+  // Of the rows that changed, which are better by more than that part, besides digits that squares have lost; and
+  // whether all are.
+  bool judge(const Block& block, const Totals& was, const Totals& now, F share, float certain) const {
+    alignas(64) Lane squares[2], measures[2];
+    store(squares[0], was.squares), store(measures[0], measured(was, share));
+    store(squares[1], now.squares), store(measures[1], measured(now, share));
+    bool all = true;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      bool& better = s.better[block.first + r];
+      const bool less = squares[1][r] < (1 - kCertain) * squares[0][r] && squares[0][r] > kLeastSquares;
+      const bool sure = less && measures[1][r] < (1 - certain) * measures[0][r];
+      all = all && (sure || !better), better = better && sure;
+    }
+    return all;
+  }
 };
+
+static inline void search_all(const SearchScales& s, const Trying& trying, int64_t begin, int64_t end) {
+  const Search search(s, trying);
+  Block block(s.rows.importance);
+  for (int64_t r = begin; r < end; r += kLanes) {
+    block.first = r, block.rows = end - r < kLanes ? end - r : kLanes;
+    search.rows(block);
+  }
+}
 
 static inline void search_rows(const SearchScales& s, int64_t begin, int64_t end) {
   with_kinds(s.rows, [&]<bool kZero, bool kWeighted, bool kPowers>() {
     with_values(s.rows.format, [&]<class Values>(const Values& values) {
-      const Search<kZero, kWeighted, kPowers, Values> search(s, values);
-      Part part;
-      Block block;
-      for (int64_t r = begin; r < end; r += kLanes) {
-        block.first = r, block.rows = end - r < kLanes ? end - r : kLanes;
-        search.rows(block, part);
-      }
+      search_all(s, {&values, Roots(s.rows.power), Raise{splat(s.rows.power)},
+                     Kind<kZero, kWeighted, kPowers, Values>::many, Once<kZero, kPowers, Values>::one},
+                 begin, end);
     });
   });
 }

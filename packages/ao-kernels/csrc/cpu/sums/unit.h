@@ -44,6 +44,17 @@ AO_INLINE F raised(F magnitude, F power) {
   return as_float(add(bits_of(polynomial(kPower, sub(whole, to_float(nearest)))), shift_left<23>(nearest)));
 }
 
+// One power of magnitudes, added up.
+struct Raise {
+  F power;
+
+  template <bool kWeighted>
+  AO_METHOD F added(F sum, F v, F weight) const {
+    const F by = raised(abs(v), power);
+    return kWeighted ? fma(weight, by, sum) : add(sum, by);
+  }
+};
+
 // Scales and zero points of 16 lanes.
 struct Tried {
   F scale, point;     // what codes are multiplied by, and what is taken off them before
@@ -90,16 +101,14 @@ AO_INLINE F missing(const Values& values, const Tried& q, F x) {
 struct Totals {
   F squares = zero(), along = zero(), plain = zero(), powers = zero();
 
-  template <bool kWeighted, bool kPowers>
-  AO_METHOD void count(F missed, F x, F weight, F power) {
+  // `raise` adds powers of magnitudes.
+  template <bool kWeighted, bool kPowers, class Raise>
+  AO_METHOD void count(F missed, F x, F weight, const Raise& raise) {
     const F counted = kWeighted ? mul(weight, missed) : missed;
     squares = fma(counted, missed, squares);
     along = fma(counted, x, along);
     plain = add(plain, counted);
-    if constexpr (kPowers) {
-      const F raised_error = raised(abs(missed), power);
-      powers = kWeighted ? fma(weight, raised_error, powers) : add(powers, raised_error);
-    }
+    if constexpr (kPowers) powers = raise.template added<kWeighted>(powers, missed, weight);
   }
   // All lanes added up, in the first one.
   template <bool kPowers>
@@ -175,13 +184,12 @@ template <bool kZero, bool kWeighted, bool kPowers, class Values>
 struct Summing {
   const ScaleSums& s;
   const Values values;
-  const F power;
+  const Raise power;
 
-  Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power(splat(call.power)) {}
+  Summing(const ScaleSums& call, const Values& of) : s(call), values(of), power{splat(call.power)} {}
 
-  // Up to 16 candidates, one in each lane, of one row or of a row each.
-  template <class Elements>
-  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Elements& part) const {
+  // Up to 16 candidates, one in each lane.
+  __attribute__((noinline)) Totals try_lanes(const Tried& q, const Part& part) const {
     Totals totals;
     for (int64_t i = 0; i < part.count; ++i) {
       const F x = part.x_of(i), weight = kWeighted ? part.weight_of(i) : zero();

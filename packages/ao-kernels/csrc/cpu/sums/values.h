@@ -10,9 +10,10 @@ namespace {  // members of templates are exported otherwise
 // What is added to numbers to round them.
 constexpr float kMagic = 0x1.8p23f;
 
-// Nearest values of a format: integers, floats that have a mantissa, and any others.
+// Nearest values of a format: integers, floats that have a mantissa, and any others. `kShifts`: a product with 1 / scale
+// and the rounding are one operation; `kIsShort`: the code is, so that two candidates fit into registers.
 struct Integers {
-  static constexpr bool kShifts = true;
+  static constexpr bool kShifts = true, kIsShort = true;
   F least, greatest;
 
   explicit AO_METHOD Integers(const Format& f) : least(splat(f.least)), greatest(splat(f.greatest)) {}
@@ -24,7 +25,7 @@ struct Integers {
 };
 
 struct Floats {
-  static constexpr bool kShifts = false;
+  static constexpr bool kShifts = false, kIsShort = true;
   F greatest, to_quanta;
   I least;
 
@@ -44,7 +45,7 @@ struct Floats {
 
 // Up to 16 values in any order of codes: steps between intervals are passed one by one.
 struct Steps {
-  static constexpr bool kShifts = false;
+  static constexpr bool kShifts = false, kIsShort = false;
   static constexpr int kMost = 16;
   int count;
   F least, greatest, below[kMost];  // the greatest number of each interval but the last
@@ -79,7 +80,7 @@ struct Steps {
 
 // Any format, by the way that encodes and decodes.
 struct Coded {
-  static constexpr bool kShifts = false;
+  static constexpr bool kShifts = false, kIsShort = false;
   const Format& format;
 
   explicit Coded(const Format& f) : format(f) {}

@@ -155,7 +155,6 @@ def _search_scales(
     scale: Tensor,
     zero_point: Tensor | None,
     importance: Tensor | None,
-    unit: Tensor | None,
     power: float | None,
     gain: float,
     factors: Tensor,

@@ -26,7 +26,6 @@ def search_scales(
     scale: Tensor,
     zero_point: Tensor | None,
     importance: Tensor | None,
-    unit: Tensor | None,
     plan: SearchPlan,
     spec: Spec,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -39,7 +38,7 @@ def search_scales(
     storage, least, greatest = SCALE_STORAGE[str(spec.scale_dtype)]
     points = torch.float32 if spec.zero_point == "int" else zero_storage(spec.zero_point, storage)
     found, point, better = torch.ops.ao_kernels.search_scales(
-        x, scale, zero_point, importance, unit, plan.power, plan.gain, *_factors(plan.stages), plan.fits,
+        x, scale, zero_point, importance, plan.power, plan.gain, *_factors(plan.stages), plan.fits,
         _POINTS[spec.zero_point], storage, points, least, greatest, torch.finfo(points).max, *fmt,
     )  # fmt: skip
     return found, None if zero_point is None else point, better
