@@ -20,6 +20,8 @@ SDIST_ALLOWED = (
 )
 #: folders of development, which no wheel holds; ao_core.testing is what plugins are tested with
 DEVELOPMENT = {"benchmarks", "checks", "gates", "proofs", "testing", "tests"}
+#: of a wheel with compiled libraries
+MOST_BYTES = 5_000_000
 METADATA_REQUIRED = ("Summary", "License-Expression", "Requires-Python", "Author", "Description")
 
 
@@ -72,6 +74,8 @@ def library_problems(path: Path) -> list[str]:
     if found != {"cp310-abi3"} or any(tag.platform == "any" for tag in tags):
         names = ", ".join(sorted(map(str, tags)))
         return [f"its tags are {names}, expected cp310-abi3 and a platform"]
+    if (size := path.stat().st_size) > MOST_BYTES:
+        return [f"it has {size:,} bytes, at most {MOST_BYTES:,} are allowed"]
     return []
 
 

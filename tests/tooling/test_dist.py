@@ -125,3 +125,10 @@ def test_a_wheel_with_a_library_for_one_platform_is_in_order(compiled):
 def test_a_wheel_without_its_library_or_platform_is_found(compiled, libraries, tag, expected):
     _, (problem,) = dist_problems(compiled(libraries, tag))
     assert expected in problem
+
+
+def test_a_wheel_with_a_library_that_is_too_large_is_found(compiled, monkeypatch):
+    dist = compiled(["libdemo.so"], "cp310-abi3-linux_x86_64")
+    monkeypatch.setattr("check_dist.MOST_BYTES", 100)
+    _, (problem,) = dist_problems(dist)
+    assert "bytes, at most 100 are allowed" in problem
