@@ -27,7 +27,7 @@ PACKAGES = (
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks
 MADE_BY_AO = {
-    "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
+    "AutoquantReport", "CachePlan", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
     "PrecisionRecord", "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "Recommendation",
     "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
