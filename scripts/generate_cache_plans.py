@@ -73,12 +73,13 @@ def plans(data: Row) -> str:
         "next",
     ]
     about, held_out, given = data["about"], data["held_out"], data["data"]
+    seconds = [row["processor_seconds"] for row in data["plans"]]
     note = (
         f"Plans are made of {given['windows']} windows of {given['tokens']} tokens of Python's "
         f"documentation, and measured on {held_out['windows']} others of {held_out['tokens']:,} (± is the "
-        f"standard error over these). The first took {data['plans'][0]['seconds']:.0f} s, each other budget "
-        f"{max(row['seconds'] for row in data['plans'][1:]):.0f} s at most. {about['date']}; {about['cpu']}, "
-        f"{about['threads']} thread(s), others at work; torch {about['versions']['torch']}."
+        f"standard error over these). The first took {seconds[0]:.0f} s of the processor, each other budget "
+        f"{max(seconds[1:]):.0f} s at most. {about['date']}; {about['cpu']}, "
+        f"{about['threads']} thread(s); torch {about['versions']['torch']}."
     )
     return f"{table([*header, 'same likeliest token'], lines)}\n\n{note}"
 
