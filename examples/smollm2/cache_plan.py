@@ -34,11 +34,11 @@ CONTEXT = 1024
 Row = dict[str, Any]
 
 
-def windows(tokens: Tensor, length: int, count: int, offset: float) -> list[Tensor]:
-    """So many windows (1, `length`) of a text, evenly spread from a share of the first step on."""
-    step = len(tokens) / count
-    starts = [int((i + offset) * step) for i in range(count)]
-    return [tokens[start : start + length][None] for start in starts]
+def split(tokens: Tensor, count: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Windows for plans, and so many to measure on: the second halves of parts that begin with the first."""
+    parts = tokens.split(len(tokens) // max(count, DATA[1]))[: max(count, DATA[1])]
+    data = [part[: DATA[0]][None] for part in parts[: DATA[1]]]
+    return data, [part[len(part) // 2 :][:CONTEXT][None] for part in parts[:count]]
 
 
 @torch.inference_mode()
@@ -72,7 +72,7 @@ def main() -> None:
     args = parser.parse_args()
     network: Any = model.load()
     tokens = model.tokens(evaluate.text())
-    data, held_out = windows(tokens, *DATA, 0.0), windows(tokens, CONTEXT, args.windows, 0.5)
+    data, held_out = split(tokens, args.windows)
     network.set_attn_implementation("ao_kv")
     count = network.config.num_hidden_layers
     exact = [predict(network, window, [None] * count) for window in held_out]
