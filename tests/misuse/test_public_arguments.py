@@ -47,7 +47,7 @@ ALIASES = {
     "Inputs": "Tensor | tuple | Mapping", "Data": "Iterable", "Timer": "Callable", "Loss": "Callable",
     "Method": "Callable", "Channels": "Mapping", "Parts": "Mapping", "dict": "Mapping",
     "PathLike": "str", "Record": "Config", "Choice": "Callable", "Float8Matmul": "tuple",
-    "device": "device | int", "SupportsInt": "int",
+    "device": "device | int", "SupportsInt": "int", "Recipes": "None | str | Sequence | Mapping",
 }  # fmt: skip
 #: values, and the types in annotations that they are, or might be, of
 POOL = [

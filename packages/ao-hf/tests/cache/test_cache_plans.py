@@ -40,19 +40,21 @@ def lost(model: Any, data: Sequence[torch.Tensor], layers: Sequence[Any]) -> flo
     return total / positions
 
 
-@pytest.mark.parametrize("bits", [6.125, 7.0, 9.5, 12.0])
-def test_a_plan_fits_and_is_never_worse_than_one_recipe(bits: float) -> None:
-    model, data = decoder("llama", num_hidden_layers=4), [ids(tokens=256), ids(tokens=200)]
-    plan = plan_cache(model, data, bits=bits)
-    assert plan.bits <= bits
-    assert plan.measured == pytest.approx(lost(model, data, plan.layers), rel=1e-3)
-    for each in plan.uniform:
-        found = lost(model, data, [each.recipe] * 4)
-        assert each.measured == pytest.approx(found, rel=1e-3)
-        assert each.bytes_per_token * 8 / (4 * 32) == BITS[str(each.recipe)]
-        if each.bytes_per_token <= plan.limit * 4 * 32 / 8:
-            assert plan.measured <= each.measured
-    assert len(str(plan).splitlines()) <= 30
+def test_a_plan_fits_and_is_never_worse_than_one_recipe() -> None:
+    model, data = decoder("llama", num_hidden_layers=4), [ids(tokens=256), ids(1, 200)]
+    plan, alike = None, {name: lost(model, data, [name] * 4) for name in BITS}
+    for bits in (6.125, 7.0, 9.5, 12.0):
+        plan = plan_cache(model, data, bits=bits, known=plan)
+        assert plan.bits <= bits
+        assert plan.measured == pytest.approx(lost(model, data, plan.layers), rel=1e-3)
+        for each in plan.uniform:
+            assert each.measured == pytest.approx(alike[str(each.recipe)], rel=1e-3)
+            assert each.bytes_per_token * 8 / (4 * 32) == BITS[str(each.recipe)]
+            if BITS[str(each.recipe)] <= bits:
+                assert plan.measured <= each.measured
+        assert len(str(plan).splitlines()) <= 30
+    with pytest.raises(ConfigError, match="known=<CachePlan of 4 layers.* and kv8; leave it out"):
+        plan_cache(model, data, bits=12.0, candidates=["kv8"], known=plan)
 
 
 def test_a_layer_with_outlier_keys_gets_the_better_recipe() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ao_core.ext import AoError, ConfigError, QuantizationError, shown
@@ -159,7 +160,7 @@ def _answer(model: Any, batch: dict[str, Any], cache: AoCache) -> Tensor:
         )
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == logits.shape[:2]:
-        logits = logits[mask.to(logits.device, bool)]
+        logits = logits[mask.to(logits.device, torch.bool)]
     logits = logits.reshape(-1, logits.shape[-1])
     if not bool(logits.isfinite().all()):
         formats = ", ".join(f"layer {x.index} in {x.settings.recipe}" for x in _quantized(cache))

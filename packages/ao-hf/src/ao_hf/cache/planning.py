@@ -131,11 +131,11 @@ def _taken(
     known: CachePlan, judge: Judge, recipes: Sequence[tuple[KVCacheConfig | str, KVCacheConfig]]
 ) -> tuple[tuple[LayerChoice, ...], tuple[UniformCache, ...]]:
     """What was measured for another plan."""
+    names = ", ".join(_name(recipe) for recipe, _ in recipes)
     options = (None, *(recipe for recipe, _ in recipes))
     asked = [(row.layer, row.elements, options) for row in judge.planned]
     found = [(c.layer, c.elements, tuple(o.recipe for o in c.options)) for c in known.choices]
     if asked != found or known.positions != judge.positions:
-        names = ", ".join(_name(recipe) for recipe in options[1:])
         raise ConfigError(
             f"known={known!r} is of other layers, positions or candidates than {len(asked)} layers, "
             f"{judge.positions} positions and {names}; leave it out"
@@ -213,6 +213,6 @@ def _goal(**given: float | None) -> tuple[str, float]:
         text = ", ".join(f"{name}={value!r}" for name, value in found.items()) or "none"
         raise ConfigError(f"give exactly one of {', '.join(given)}; found {text}")
     ((name, value),) = found.items()
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf:
+    if type(value) in (int, float) and 0 < value < inf:
         return name, float(value)
     raise ConfigError(f"{name}={value!r}: give a positive number")

@@ -264,7 +264,7 @@ def _rows(plan: CachePlan) -> list[tuple[str, ...]]:
         name = _text(choice.option.recipe)
         note = choice.option.note.partition(",")[0]
         alike.setdefault((name, note), []).append(choice)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (name, note), choices in alike.items():
         size = fsum(choice.option.bytes_per_token for choice in choices)
         loss = fsum(choice.option.loss for choice in choices)
@@ -309,7 +309,7 @@ def _decoded(data: Any) -> Any:
         if data not in functions().KV_RECIPES:
             raise UnknownNameError("KV cache recipe", data, functions().KV_RECIPES)
         return data
-    given = {name: Spec.from_dict(x) if isinstance(x, Mapping) else x for name, x in data.items()}
+    given = {name: Spec.from_dict(x) if isinstance(x, dict) else x for name, x in data.items()}
     try:
         return functions().KVCacheConfig(**given)
     except TypeError as error:
