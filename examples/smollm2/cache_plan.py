@@ -90,7 +90,7 @@ def main() -> None:
         seconds = round(time.process_time() - start, 1)
         if not found["uniform"]:
             found["uniform"] = uniform(network, held_out, exact, plan)
-        row = {"budget": bits, "bits": plan.bits, "bytes_per_token": plan.bytes_per_token}
+        row: Row = {"budget": bits, "bits": plan.bits, "bytes_per_token": plan.bytes_per_token}
         row |= {"layers": list(plan.layers), "added": plan.loss, "measured": plan.measured}
         row |= {"rank_correlation": plan.rank_correlation, "processor_seconds": seconds}
         found["plans"].append(row | loss(network, held_out, exact, plan.layers))
