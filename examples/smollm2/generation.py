@@ -76,7 +76,7 @@ class Recorder(AoCache):
 
 def replayed(cache: Recorder, config: Any, chunk: int) -> AoCache:
     """A cache that was given the same keys and values in chunks."""
-    made = AoCache(cache.settings.model_config, config)
+    made = AoCache(cache.model_config, config)
     splits = [
         zip(key.split(chunk, 2), value.split(chunk, 2), strict=True)
         for key, value in cache.given.values()

@@ -27,7 +27,7 @@ PACKAGES = (
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks
 MADE_BY_AO = {
-    "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
+    "AutoquantReport", "CachePlan", "Calibration", "Call", "ChannelGroup", "Compared", "Layout",
     "PrecisionRecord", "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "Recommendation",
     "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
@@ -47,7 +47,7 @@ ALIASES = {
     "Inputs": "Tensor | tuple | Mapping", "Data": "Iterable", "Timer": "Callable", "Loss": "Callable",
     "Method": "Callable", "Channels": "Mapping", "Parts": "Mapping", "dict": "Mapping",
     "PathLike": "str", "Record": "Config", "Choice": "Callable", "Float8Matmul": "tuple",
-    "device": "device | int", "SupportsInt": "int",
+    "device": "device | int", "SupportsInt": "int", "Recipes": "None | str | Sequence | Mapping",
 }  # fmt: skip
 #: values, and the types in annotations that they are, or might be, of
 POOL = [

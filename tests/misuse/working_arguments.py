@@ -156,6 +156,12 @@ def llama():
     )
 
 
+def cached():
+    from transformers import LlamaForCausalLM
+
+    return {"model": LlamaForCausalLM(llama()), "data": [X.new_ones(1, 128).long()], "bits": 11.0}
+
+
 VALID = {
     "ComputeWeight": lambda: {"memory": W, "output": INT8},
     "DType": lambda: {"name": "x", "bits": 4, "kind": "int", "encode": id, "decode": id, "min": -1.0,
@@ -169,6 +175,7 @@ VALID = {
     "AoConfig": lambda: {"config": "int8_weight_only"},
     "AoCache": lambda: {"config": llama()},
     "AoEncoderDecoderCache": lambda: {"config": llama()},
+    "plan_cache": cached,
     "fuse": lambda: {"model": model()},
     "unfuse": lambda: {"model": model()},
     "memory_footprint": lambda: {"model": model()},

@@ -13,7 +13,7 @@ from ao_hf.__about__ import __version__
 from ao_hf.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from ao_hf.cache import AoCache, AoEncoderDecoderCache
+    from ao_hf.cache import AoCache, AoEncoderDecoderCache, CachePlan, plan_cache
     from ao_hf.config import AoConfig
     from ao_hf.fusing.apply import fuse, unfuse
     from ao_hf.fusing.report import FuseReport
@@ -31,10 +31,12 @@ _MODULES = {
     "AoCache": "ao_hf.cache",
     "AoConfig": "ao_hf.config",
     "AoEncoderDecoderCache": "ao_hf.cache",
+    "CachePlan": "ao_hf.cache",
     "FuseReport": "ao_hf.fusing.report",
     "attach": "ao_hf.transformers",
     "fuse": "ao_hf.fusing.apply",
     "memory_footprint": "ao_hf.memory",
+    "plan_cache": "ao_hf.cache",
     "unfuse": "ao_hf.fusing.apply",
 }
 
@@ -42,11 +44,13 @@ __all__ = [
     "AoCache",
     "AoConfig",
     "AoEncoderDecoderCache",
+    "CachePlan",
     "FuseReport",
     "__version__",
     "attach",
     "fuse",
     "memory_footprint",
+    "plan_cache",
     "unfuse",
 ]
 

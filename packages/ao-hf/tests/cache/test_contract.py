@@ -165,7 +165,7 @@ def test_report(model: Any) -> None:
 def test_copies_are_other_caches(model: Any) -> None:
     cache = filled(model)
     made = copy.deepcopy(cache)
-    assert made.settings.model_config is model.config
+    assert made.model_config is model.config
     again = pickle.loads(pickle.dumps(cache))
     tokens = ids(tokens=1)
     found = logits(model, tokens, made)
@@ -305,7 +305,7 @@ def test_arguments(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(kind, match=message):
             call()
-    assert AoCache(config, KVCacheConfig(window=7)).settings.kv_config.window == 7
+    assert AoCache(config, KVCacheConfig(window=7)).layers[0].settings.kv_config.window == 7
     functions.cache_clear()
     monkeypatch.setitem(sys.modules, "ao_quant.kv_cache", None)
     with pytest.raises(

@@ -6,8 +6,10 @@ import os
 import sys
 
 import pytest
+import torch
 
 from ao_core.testing.warm import run_python
+from ao_hf import plan_cache
 from ao_hf.generation import generate, load
 
 ARGUMENTS = ("--max-new-tokens", "5", "--device", "cpu")
@@ -83,6 +85,19 @@ def test_all_options_reach_the_model(ao, folder):
     assert again.stdout == first.stdout
 
 
+def test_a_plan_of_a_cache(ao, folder, tmp_path):
+    loaded, path = load(folder, device="cpu"), tmp_path / "plan.json"
+    plan = plan_cache(loaded.model, [torch.arange(1, 129)[None]], bits=9.5)
+    plan.save(path)
+    result = ao("generate", folder, "Hello", "--kv", path, *ARGUMENTS)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == generate(loaded, "Hello", kv=plan, max_new_tokens=5).text + "\n"
+    path.write_text("{}")
+    result = ao("generate", folder, "Hello", "--kv", path, *ARGUMENTS)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "not a plan of a cache" in result.stderr
+
+
 def test_a_conversation(ao, folder, terminal):
     terminal("one", "two", "")
     result = ao("generate", folder, *ARGUMENTS)
@@ -107,6 +122,7 @@ def test_a_conversation_ends_with_the_input(ao, folder, terminal):
         (("-",), "the standard input is empty"),
         (("x", "--recipe", "int4_weight_onyl"), "Did you mean 'int4_weight_only'"),
         (("x", "--kv", "kv88"), "Did you mean 'kv8'"),
+        (("x", "--kv", "none.json"), "none.json is missing"),
         (("x", "--draft", "int44"), "unknown recipe 'int44'"),
         (("x", "--temperature", "-1"), "temperature=-1.0"),
     ],

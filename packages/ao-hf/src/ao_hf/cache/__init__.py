@@ -15,6 +15,20 @@ except ModuleNotFoundError as error:
 from ao_hf.cache import registration  # noqa: F401
 from ao_hf.cache.caches import AoCache, AoEncoderDecoderCache
 from ao_hf.cache.keys import WiderKeysWarning
+from ao_hf.cache.planning import CACHE_CANDIDATES, plan_cache
+from ao_hf.cache.plans import CachePlan, LayerChoice, LayerOption, UniformCache
 from ao_hf.cache.report import CacheReport, LayerMemory
 
-__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory", "WiderKeysWarning"]
+__all__ = [
+    "CACHE_CANDIDATES",
+    "AoCache",
+    "AoEncoderDecoderCache",
+    "CachePlan",
+    "CacheReport",
+    "LayerChoice",
+    "LayerMemory",
+    "LayerOption",
+    "UniformCache",
+    "WiderKeysWarning",
+    "plan_cache",
+]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +23,13 @@ from transformers.cache_utils import (
 from ao_core.ext import ConfigError, checked_but, shown
 from ao_core.ext.quantizing import NothingConvertedWarning, warn_caller
 from ao_hf.cache.ahead import Ahead
-from ao_hf.cache.functions import functions
 from ao_hf.cache.keys import Findings
 from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
 from ao_hf.cache.names import EXACT
+from ao_hf.cache.recipes import Recipes, formats_of, numbered
 from ao_hf.cache.report import CacheReport, layer_memory
 
-if TYPE_CHECKING:
-    from ao_quant.kv_cache import KVCacheConfig
-
 __all__ = ["AoCache", "AoEncoderDecoderCache"]
-
-#: the layer type that is quantized; windows, chunks and states are small, and stay those of transformers
-_QUANTIZED = "full_attention"
 
 
 class AoCache(Cache):
@@ -48,6 +42,8 @@ class AoCache(Cache):
     Args:
         config: `model.config`.
         kv: a `KVCacheConfig` or a name of `ao_quant.kv_cache.KV_RECIPES`; "exact" or None rounds nothing.
+            Or a sequence of these, one for each layer, a mapping of the numbers of some layers to these, or a
+            `CachePlan`: then layers with "exact", None or no entry stay in the dtype of the model.
         max_cache_len: memory for so many tokens is taken at once, and compiled code can use the cache; None:
             it grows.
         skip_layers: layers, by number, that stay in the dtype of the model; negative ones count from the
@@ -62,7 +58,8 @@ class AoCache(Cache):
 
     Raises:
         ConfigError: `config` is not that of a model of transformers, a number is out of range, a layer does
-            not exist, or layers are to be offloaded without a GPU.
+            not exist or is never quantized, there are more or fewer recipes than layers, recipes have
+            different windows, or layers are to be offloaded without a GPU.
         UnknownNameError: there is no such recipe.
         MissingExtraError: ao-quant is not installed.
     """
@@ -71,7 +68,7 @@ class AoCache(Cache):
     def __init__(
         self,
         config: Any,
-        kv: KVCacheConfig | str | None = "kv8",
+        kv: Recipes = "kv8",
         *,
         max_cache_len: int | None = None,
         skip_layers: Sequence[int] = (),
@@ -96,25 +93,25 @@ class AoCache(Cache):
                 "offloading=True: layers wait on the CPU while others compute on a GPU, and this machine has "
                 "none; leave it out"
             )
-        formats = None if kv is None or kv == EXACT else functions().kv_config(kv)
         text = config.get_text_config(decoder=True)
         # of encoder-decoder models it is a copy, which never learns which attention is set
         named = text if text is config.get_text_config(decoder=True) else config
         types, options = get_layer_types_and_kwargs(text)
-        skipped = _skipped(skip_layers, len(types))
-        ours = [i for i, kind in enumerate(types) if kind == _QUANTIZED and i not in skipped]
-        name = kv if isinstance(kv, str) else "this format"
-        if formats is not None and not ours:
+        formats = formats_of(kv, types)
+        skipped = {numbered("skip_layers", index, len(types)) for index in skip_layers}
+        ours = [i for i, x in enumerate(formats.layers) if x is not None and i not in skipped]
+        if formats.asked and not ours:
             warn_caller(
                 f"no layer of this {type(text).__name__} is quantized: none that is not skipped sees the "
                 f"whole text; its layers are {', '.join(sorted(set(types)))}",
                 NothingConvertedWarning,
             )
-        findings = Findings(name, largest_error, ours[-1] if ours else -1)
-        settings = Settings(formats, named, largest_error, findings)
+        findings = Findings(formats.name, largest_error, ours[-1] if ours else -1)
         layers = []
         for index, (kind, option) in enumerate(zip(types, options, strict=True)):
-            if index in ours:
+            own = formats.layers[index]
+            if own is not None and index in ours:
+                settings = Settings(own.config, named, largest_error, findings, own.name)
                 layers.append(
                     AoLayer(index, settings)
                     if max_cache_len is None
@@ -127,7 +124,10 @@ class AoCache(Cache):
                     STATIC_LAYER_TYPE_MAPPING[kind](max_cache_len=max_cache_len, **option)
                 )
         super().__init__(layers=layers, offloading=offloading)
-        self.settings = settings
+        #: the configuration of the model, which names its attention
+        self.model_config = named
+        #: what was found about the keys of its layers
+        self.findings = findings
         self._last = ours[-1] if ours else -1
         #: within a forward: the thread that runs it, and the last layer that was written
         self._forward: dict[str, int] = {}
@@ -263,7 +263,7 @@ class AoCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AoCache:
         self.settle()
-        config = self.settings.model_config
+        config = self.model_config
         memo[id(config)] = config  # it says which attention the model has now
         made = type(self).__new__(type(self))
         memo[id(self)] = made
@@ -288,28 +288,17 @@ class AoEncoderDecoderCache(EncoderDecoderCache):
     def __init__(
         self,
         config: Any,
-        kv: KVCacheConfig | str | None = "kv8",
+        kv: Recipes = "kv8",
         *,
         max_cache_len: int | None = None,
         skip_layers: Sequence[int] = (),
     ) -> None:
         skipped = tuple(skip_layers)
         own = AoCache(config, kv, max_cache_len=max_cache_len, skip_layers=skipped)
-        formats = own.settings.kv_config
-        crossed = formats if formats is None else replace(formats, window=0)
-        super().__init__(own, AoCache(config, crossed, skip_layers=skipped))
+        found = [x.settings.kv_config if isinstance(x, AoLayer) else None for x in own.layers]
+        crossed = [None if x is None else replace(x, window=0) for x in found]
+        exact = kv is None or kv == EXACT
+        super().__init__(own, AoCache(config, kv if exact else crossed, skip_layers=skipped))
 
     def check_dynamic_cache(self, method: str) -> None:
         """Every method works on codes."""
-
-
-def _skipped(layers: Sequence[int], count: int) -> set[int]:
-    found = set()
-    for index in layers:
-        if type(index) is not int or not -count <= index < count:
-            raise ConfigError(
-                f"skip_layers has {index!r}; this model has layers 0 to {count - 1}, and negative numbers "
-                "count from the end"
-            )
-        found.add(index % count)
-    return found

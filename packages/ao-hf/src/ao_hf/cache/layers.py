@@ -29,7 +29,7 @@ _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"
 
 @dataclass(frozen=True)
 class Settings:
-    """What all layers of a cache share."""
+    """What a layer of a cache is made by, of which layers share all but the formats."""
 
     #: the formats; None: values as they are
     kv_config: KVCacheConfig | None
@@ -38,6 +38,8 @@ class Settings:
     #: how far logits may be off before keys are kept wider
     largest_error: float
     findings: Findings
+    #: name of the recipe
+    recipe: str
 
     @property
     def checks(self) -> bool:
@@ -50,7 +52,7 @@ class AoLayer(CacheLayerMixin):
 
     Args:
         index: the number of the layer.
-        settings: what all layers share.
+        settings: its formats, and what all layers share.
     """
 
     is_compileable = False
@@ -285,7 +287,7 @@ class AoStaticLayer(AoLayer):
 
     Args:
         index: the number of the layer.
-        settings: what all layers share.
+        settings: its formats, and what all layers share.
         max_cache_len: how many tokens there is memory for.
     """
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["CacheReport", "LayerMemory", "layer_bytes", "layer_memory"]
+__all__ = ["CacheReport", "LayerMemory", "layer_bytes", "layer_memory", "ranges"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class LayerMemory:
     bytes_per_token: float | None
     #: what was changed about the layer, and why
     note: str = ""
+    #: name of the recipe; empty where ao keeps nothing
+    recipe: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,25 @@ class CacheReport:
 
     def __str__(self) -> str:
         lines = [f"{self.tokens} tokens, {self.nbytes} bytes"]
+        alike: dict[LayerMemory, list[int]] = {}
         for x in self.layers:
+            alike.setdefault(replace(x, layer=0), []).append(x.layer)
+        for x, layers in alike.items():
             per = "" if x.bytes_per_token is None else f", {x.bytes_per_token:g} per token"
             note = f"; {x.note}" if x.note else ""
+            name, each = ("layer", "") if len(layers) == 1 else ("layers", " each")
             lines.append(
-                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}"
-                + note
+                f"{name} {ranges(layers)}: {x.recipe and f'{x.recipe}, '}{x.tokens} tokens, {x.nbytes} bytes"
+                f"{each}{per}, keys {x.key}, values {x.value}{note}"
             )
         return "\n".join(lines)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order as text: "0-3, 7"."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{x[0]}" if len(x) == 1 else f"{x[0]}-{x[-1]}" for x in ends)
 
 
 def layer_bytes(layer: Any) -> int:
@@ -82,7 +97,7 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         count = getattr(layer, "get_seq_length", int)()
         return LayerMemory(index, name, name, int(count), size, None)
     if layer.kv is None:
-        return LayerMemory(index, "-", "-", 0, size, None)
+        return LayerMemory(index, "-", "-", 0, size, None, recipe=layer.settings.recipe)
     return LayerMemory(
         index,
         str(layer.kv.key.spec),
@@ -91,6 +106,7 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         size,
         layer.functions.bytes_per_token(layer.kv),
         _note(layer),
+        layer.settings.recipe,
     )
 
 

@@ -25,7 +25,8 @@ def generate(
         None, help="Quantize by this recipe while loading (see ao formats)."
     ),
     kv: str | None = typer.Option(
-        None, help="Recipe of the cache of keys and values, such as kv8."
+        None,
+        help="Recipe of the cache of keys and values, such as kv8, or the file of a plan, PLAN.json.",
     ),
     draft: str | None = typer.Option(
         None,
@@ -62,17 +63,16 @@ def generate(
     with quiet():
         from ao_hf.fusing.apply import fuse
         from ao_hf.generation import Sampling, draft_of, load
-        from ao_hf.generation.caches import check_kv
+        from ao_hf.generation.caches import read_kv
         from ao_hf.generation.drafting import LOOKUP
 
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "sampling": Sampling(temperature, top_k, top_p, seed),
-            "kv": kv,
+            "kv": read_kv(kv),
             "compiled": compiled,
             "system": system,
         }
-        check_kv(kv)
         loaded = load(model, recipe, device=device, dtype=dtype)
         if loaded.quantized:
             fuse(loaded.model)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError
+
+if TYPE_CHECKING:
+    from ao_hf.cache import CachePlan
 
 __all__ = [
     "cache_bytes",
@@ -21,6 +24,7 @@ __all__ = [
     "fill",
     "fixed_cache",
     "make_cache",
+    "read_kv",
 ]
 
 #: tokens that a cache is filled with at once
@@ -29,25 +33,43 @@ _PIECE = 4096
 _FEWEST = 512
 
 
-def check_kv(kv: str | None) -> None:
+def check_kv(kv: str | CachePlan | None) -> None:
     """Raise `UnknownNameError`, with a suggestion, where no recipe of caches has that name."""
     if kv is None:
         return
     from ao_hf.cache.functions import functions
+    from ao_hf.cache.plans import CachePlan
 
-    functions().kv_config(kv)
+    if not isinstance(kv, CachePlan):
+        functions().kv_config(kv)
 
 
-def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
+def read_kv(kv: str | None) -> str | CachePlan | None:
+    """The name of a recipe, or the plan in a file of that name, which ends with .json.
+
+    Raises:
+        UnknownNameError: no recipe of caches has that name.
+        ConfigError: the file cannot be read, or has no plan of a cache.
+    """
+    if kv is None or not kv.endswith(".json"):
+        check_kv(kv)
+        return kv
+    from ao_hf.cache.plans import CachePlan
+
+    return CachePlan.load(kv)
+
+
+def make_cache(model: Any, kv: str | CachePlan | None, tokens: int | None = None) -> Any:
     """An empty cache for `past_key_values`.
 
     Args:
         model: of transformers.
-        kv: name of a recipe for caches; None: transformers' cache in the dtype of the model.
+        kv: name of a recipe for caches, or a plan; None: transformers' cache in the dtype of the model.
         tokens: memory for so many is taken at once, and compiled code can use the cache; None: it grows.
 
     Raises:
         UnknownNameError: no recipe of caches has that name.
+        ConfigError: the plan is for another number of layers.
     """
     if kv is not None:
         from ao_hf import AoCache
@@ -60,7 +82,7 @@ def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
     return StaticCache(config=model.config, max_cache_len=tokens)
 
 
-def fixed_cache(model: Any, kv: str | None, tokens: int) -> tuple[Any, Any]:
+def fixed_cache(model: Any, kv: str | CachePlan | None, tokens: int) -> tuple[Any, Any]:
     """An empty cache with memory for so many tokens, and what lets a model decode with it by programs.
 
     Programs are compiled for one size of the cache, so it is a power of two. Without a recipe keys and values
@@ -95,7 +117,7 @@ def _all_exact(tokens: int) -> Any:
 
 
 @contextmanager
-def decoding(model: Any, kv: str | None) -> Iterator[None]:
+def decoding(model: Any, kv: str | CachePlan | None) -> Iterator[None]:
     """A time in which the attention of a model reads such a cache; as it was afterwards."""
     if kv is None:
         yield

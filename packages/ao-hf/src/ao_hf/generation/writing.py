@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from ao_hf.generation.clock import Clock, Timing
 from ao_hf.generation.drafting import LOOKUP, Counts, ModelDraft, lookup, speculating
 from ao_hf.generation.machine import PeakMemory
 from ao_hf.generation.models import Loaded
+
+if TYPE_CHECKING:
+    from ao_hf.cache import CachePlan
 
 __all__ = ["Drafted", "Sampling", "Written", "generate", "tokens_of"]
 
@@ -191,7 +194,7 @@ def generate(
     sampling: Sampling = Sampling(),
     chat: bool | None = None,
     system: str = "",
-    kv: str | None = None,
+    kv: str | CachePlan | None = None,
     draft: Loaded | str | None = None,
     compiled: bool = False,
 ) -> Written:
@@ -205,7 +208,7 @@ def generate(
         sampling: by default the likeliest token.
         chat: see `tokens_of`.
         system: see `tokens_of`.
-        kv: name of a recipe for the cache of keys and values; None: in the dtype of the model.
+        kv: name of a recipe for the cache of keys and values, or a plan; None: in the dtype of the model.
         draft: what proposes tokens, which the model checks several at a time; the text is that of the model
             alone. What `draft_of` made, or "lookup": what followed when the last tokens came last.
         compiled: compile the steps of decoding, for a cache of fixed size. On the CPU the program is kept on

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.ext.numerics import error_sums
 
-__all__ = ["MEASURES", "distance", "positions", "ratio", "size", "weight_error"]
+__all__ = ["MEASURES", "distance", "divergence", "positions", "ratio", "size", "weight_error"]
 
 #: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "output": of what
 #: the model answers; "kl": divergence of its distribution over the last dimension, in bits per position
@@ -28,7 +28,7 @@ def weight_error(dense: Tensor, new: Tensor) -> float:
 
 def distance(measure: str) -> Callable[[Tensor, Tensor], float]:
     """(right answer, one to judge) -> its error as a sum, to be divided by `size`."""
-    return _divergence if measure == "kl" else _noise
+    return divergence if measure == "kl" else _noise
 
 
 def positions(answer: Tensor) -> int:
@@ -54,8 +54,8 @@ def _noise(ref: Tensor, other: Tensor) -> float:
     return float(error_sums(ref, other)[1])
 
 
-def _divergence(ref: Tensor, other: Tensor) -> float:
-    """The sum over the positions of KL(ref || other) in bits, of logits over the last dimension."""
+def divergence(ref: Tensor, other: Tensor) -> float:
+    """The sum over the positions of KL(ref || other) in bits, of logits (…, classes) of one shape."""
     classes = ref.shape[-1]
     p, q = ref.reshape(-1, classes), other.reshape(-1, classes)
     rows = max(_CHUNK // max(classes, 1), 1)
