@@ -138,24 +138,6 @@ def test_never_slower_than_dense(model, ids):
     assert chosen(faster)["up.weight"] == ao_core.resolve_config(DYNAMIC)
 
 
-def test_what_is_chosen_has_been_timed_again(model, ids):
-    """A recipe that was lucky in the first rounds is not chosen for them."""
-
-    class Lucky(Clock):
-        luck = 12
-
-        def __call__(self, trial):
-            seconds = super().__call__(trial)
-            if trial.fqn or trial.name != INT8:
-                return seconds
-            self.luck -= 1
-            return seconds / 2 if self.luck >= 0 else seconds
-
-    times = {INT8: 0.9, INT4: 0.8, DYNAMIC: 0.85, "after": 2.0}
-    result = tune(model, ids, Lucky(times), max_loss=math.inf, rounds=10)
-    assert result.wholes[result.picked].name == INT4
-
-
 @pytest.mark.parametrize("limit", [1e-9, 1e-3, 0.5])
 def test_the_limit_is_held(model, ids, limit):
     """Int4 is the fastest here, and loses a hundred times what int8 does: some layers can have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from unittest import TestCase
 
 import pytest
@@ -143,6 +144,27 @@ def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monk
                 patch.setattr(f"ao_quant.autotuning.{where}.machine", lambda device, m=changed: m)
             assert run() == 22, part
     assert run() == 0
+
+
+def test_what_is_chosen_has_been_timed_again():
+    """A recipe that was lucky in the first rounds is not chosen for them."""
+    int8, int4 = "int8_weight_only", "int4_weight_only"
+    luck = 12
+
+    def clock(trial):
+        nonlocal luck
+        if trial.fqn or trial.name != int8:
+            return {int4: 0.8, "after": 2.0}.get(trial.name, 1.0)
+        luck -= 1
+        return 0.5 if luck >= 0 else 0.9
+
+    model = nn.Sequential(nn.Linear(128, 8))
+    result = autoquant(
+        model, torch.ones(2, 128), candidates=[int8, int4], rounds=10, max_loss=math.inf,
+        cache=False, timer=clock,
+    )  # fmt: skip
+    assert luck < 0
+    assert result.wholes[result.picked].name == int4
 
 
 def test_the_processor_is_named_without_procfs(monkeypatch):
