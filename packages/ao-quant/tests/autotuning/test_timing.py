@@ -154,9 +154,9 @@ def test_what_is_chosen_has_been_timed_again():
     def clock(trial):
         nonlocal luck
         if trial.fqn or trial.name != int8:
-            return {int4: 0.8, "after": 2.0}.get(trial.name, 1.0)
+            return {int4: 0.008, "after": 0.02}.get(trial.name, 0.01)
         luck -= 1
-        return 0.5 if luck >= 0 else 0.9
+        return 0.005 if luck >= 0 else 0.009
 
     model = nn.Sequential(nn.Linear(128, 8))
     result = autoquant(
