@@ -150,9 +150,9 @@ def autoquant(
             wholes, picked = chosen(wholes, final, limit, min_speedup)
     device = used[0].tensor.device if used else torch.device("cpu")
     taken = wholes[picked].config if wholes else None
-    final = {} if taken is None else dict(taken.entries)
+    picks = {} if taken is None else dict(taken.entries)
     layers = [
-        replace(x, picked=[t.config for t in x.timings].index(final.get(x.fqn))) for x in layers
+        replace(x, picked=[t.config for t in x.timings].index(picks.get(x.fqn))) for x in layers
     ]
     result = AutoquantReport(
         tuple(layers),
