@@ -143,6 +143,11 @@ class AoCache(Cache):
         """Whether transformers may prepare for compiled code, which takes a mask for all of its memory."""
         return super().is_compileable and not self.stepped
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether all layers keep all tokens as they are, where every attention can read them."""
+        return all(isinstance(x, AoLayer) and x.is_exact for x in self.layers)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError
+from ao_hf.cache.names import EXACT
 
 __all__ = [
     "cache_bytes",
+    "cache_name",
     "cache_reads",
+    "cache_refusal",
     "check_kv",
     "computed_bytes",
     "decoding",
@@ -43,7 +46,8 @@ def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
 
     Args:
         model: of transformers.
-        kv: name of a recipe for caches; None: transformers' cache in the dtype of the model.
+        kv: name of a recipe for caches; None: in the dtype of the model, as an exact `AoCache` where ao's
+            decode step serves the model (see `cache_refusal`), else as transformers' cache.
         tokens: memory for so many is taken at once, and compiled code can use the cache; None: it grows.
 
     Raises:
@@ -55,6 +59,8 @@ def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
         return AoCache(model.config, kv, max_cache_len=tokens)
     from transformers import DynamicCache, StaticCache
 
+    if tokens is None and cache_refusal(model) is None:
+        return exact_cache(model)
     if tokens is None:
         return DynamicCache(config=model.config)
     return StaticCache(config=model.config, max_cache_len=tokens)
@@ -74,24 +80,35 @@ def fixed_cache(model: Any, kv: str | None, tokens: int) -> tuple[Any, Any]:
     from ao_hf.generation.steps import can_step, stepping
 
     size = max(_FEWEST, 1 << (tokens - 1).bit_length())
-    config = _all_exact(size) if kv is None else kv
-    cache = AoCache(model.config, config, max_cache_len=size)
+    cache = AoCache(model.config, kv or EXACT, max_cache_len=size)
     if can_step(model, cache):
         return cache, stepping(model, cache)
     return make_cache(model, kv, tokens), None
 
 
-def exact_cache(model: Any, tokens: int) -> Any:
-    """An empty `AoCache` that keeps so many tokens exact."""
+def exact_cache(model: Any) -> Any:
+    """An empty `AoCache` that keeps all tokens exact, and grows."""
     from ao_hf import AoCache
 
-    return AoCache(model.config, _all_exact(max(_FEWEST, tokens)))
+    return AoCache(model.config, EXACT)
 
 
-def _all_exact(tokens: int) -> Any:
-    from ao_hf.cache.functions import functions
+def cache_refusal(model: Any) -> str | None:
+    """Why a model generates with transformers' cache where none is named; None: with an exact `AoCache`."""
+    from ao_hf.fusing.generating import cache_refusal as refusal
 
-    return functions().KVCacheConfig(window=tokens, center=False)
+    with torch.no_grad():  # as in generation
+        return refusal(model)
+
+
+def cache_name(model: Any, cache: Any, kv: str | None) -> str:
+    """What a cache is, for people: its recipe, "exact", or that of transformers and why."""
+    from ao_hf import AoCache
+
+    if isinstance(cache, AoCache):
+        return kv or EXACT
+    reason = cache_refusal(model) or "memory of a fixed size was asked for"
+    return f"{type(cache).__name__} of transformers: {reason}"
 
 
 @contextmanager
@@ -172,7 +189,9 @@ def _repeat(kv: Any, pieces: Sequence[Tensor], tokens: int) -> None:
 
 def _one_token(model: Any) -> list[tuple[Tensor, Tensor] | None]:
     """Keys and values (1, heads, 1, D) of each layer; None where it has none."""
-    cache = make_cache(model, None)
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
     model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache)
     found = [(getattr(x, "keys", None), getattr(x, "values", None)) for x in cache.layers]
     return [None if key is None or value is None else (key, value) for key, value in found]
