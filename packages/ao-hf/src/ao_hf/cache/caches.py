@@ -28,6 +28,7 @@ from ao_hf.cache.keys import Findings
 from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
 from ao_hf.cache.names import EXACT
 from ao_hf.cache.report import CacheReport, layer_memory
+from ao_hf.cache.stored import Stored
 
 if TYPE_CHECKING:
     from ao_quant.kv_cache import KVCacheConfig
@@ -261,6 +262,14 @@ class AoCache(Cache):
         """Bytes, tokens and formats of each layer."""
         self.settle()
         return CacheReport(tuple(layer_memory(i, layer) for i, layer in enumerate(self.layers)))
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        """As that of transformers: dense keys and values, and the window, of each layer that has them."""
+        self.settle()
+        for layer in self.layers:
+            both = (getattr(layer, name, None) for name in ("keys", "values"))
+            key, value = (x.dense() if isinstance(x, Stored) else x for x in both)
+            yield key, value, getattr(layer, "_sliding_window_tensor", None)
 
     def __repr__(self) -> str:
         found = self.report()

@@ -17,7 +17,7 @@ from ao_hf.fusing.logits import FusedModel, model_parts
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
 from ao_hf.fusing.runs import Run, install_runs
-from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
+from ao_hf.fusing.structure import NotFused, attention_parts, is_own, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
 
@@ -36,8 +36,9 @@ def fuse(model: nn.Module) -> FuseReport:
     against the modules themselves before it is used: what differs stays as it was, with the reason in the
     report.
 
-    Where all blocks run as one op, `model.generate(...)` keeps keys and values in an exact `AoCache` unless
-    it is given a cache or a `cache_implementation`, since that op reads ao's caches alone.
+    Where all blocks run as one op, `model.generate(...)` of one token at a time (greedy, sampled, beams)
+    keeps keys and values in an exact `AoCache` unless it is given a cache or a `cache_implementation`, since
+    that op reads ao's caches alone.
 
     Modules, parameters and the state dict stay the same objects and names. Weights that become one matmul
     share memory, and nothing is held twice. Whatever the fused form cannot do runs the modules' own code,
@@ -85,6 +86,8 @@ def unfuse(model: nn.Module) -> None:
         fused = vars(module).get("forward")
         if isinstance(fused, _FUSED):
             fused.remove()
+        elif is_own(module, "forward"):
+            del module.forward
 
 
 def _fuse_block(

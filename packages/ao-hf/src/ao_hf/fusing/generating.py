@@ -6,27 +6,36 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.generation import GenerationMode
 
 from ao_core.ext import AoError
 from ao_core.ext.kernels import pinned_band
 from ao_hf.cache.caches import AoCache
 from ao_hf.cache.names import ATTENTION, EXACT
+from ao_hf.fusing.block import _Forward
 from ao_hf.fusing.observe import Observed
 from ao_hf.fusing.runs import SDPA, Run
-from ao_hf.fusing.structure import NotFused
+from ao_hf.fusing.structure import NotFused, is_own
 
 __all__ = ["GenerationCache", "cache_refusal", "generation_cache", "remove_cache"]
 
 #: the method of transformers that makes the cache of one `generate`
 _METHOD = "_prepare_cache_for_generation"
+#: ways of generation that do nothing with a cache but pass it to the model, and reorder its rows
+_MODES = frozenset({
+    GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+})  # fmt: skip
 
 
 class GenerationCache:
     """Stands on one model in the place of the method that makes the cache of `generate`.
 
-    Where the caller names a cache, or wants none, and where ao's decode step does not apply, that method
-    is called.
+    Where the caller names a cache, or wants none, where ao's decode step does not apply, and for drafts and
+    other ways of generation that do more with a cache than to fill it and to reorder its rows, that method is
+    called.
 
     Args:
         model: of transformers.
@@ -42,12 +51,13 @@ class GenerationCache:
         """Stand in for the model's own method."""
         setattr(self.model, _METHOD, self)
 
-    def remove(self) -> None:
-        """Leave the model to its own method."""
-        vars(self.model).pop(_METHOD, None)
-
     def __call__(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Put a cache into `model_kwargs`; arguments are those that transformers passes."""
         asked = (
@@ -57,9 +67,11 @@ class GenerationCache:
             # whose cache is told to remember what windows leave
             or getattr(generation_config, "is_assistant", False)
         )
-        if asked or self.refuses() is not None:
+        if asked or generation_mode not in _MODES or self.refuses() is not None:
             own = getattr(type(self.model), _METHOD)
-            return own(self.model, generation_config, model_kwargs, *args, **kwargs)
+            return own(
+                self.model, generation_config, model_kwargs, generation_mode, *args, **kwargs
+            )
         model_kwargs["past_key_values"] = AoCache(self.model.config, EXACT)
         return None
 
@@ -85,11 +97,21 @@ class GenerationCache:
             return f"attention has sinks, windows or a softcap, which {SDPA!r} computes otherwise"
         if any(vars(block.module).get("forward") is not block for block in run.blocks):
             return "blocks are fused no longer; call ao_hf.fuse(model) again"
+        if changed := next(filter(_is_changed, model.modules()), None):
+            return f"a {type(changed).__name__} is compiled, or has another forward than its own"
         return None
 
     def __reduce__(self) -> Any:
         # a copy is not fused: it starts with the method of its class
         return _own_method, (self.model,)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether something else is called than the forward of the module's class, or ao's in its place."""
+    forward = vars(module).get("forward")
+    if module._compiled_call_impl is not None:
+        return True
+    return not (forward is None or isinstance(forward, _Forward) or is_own(module, "forward"))
 
 
 def _own_method(model: Any) -> Any:
@@ -124,13 +146,52 @@ def generation_cache(model: Any, runs: list[Run], observed: Observed) -> Generat
         cache = AoCache(model.config, EXACT)
         if reason := run.refuses(cache, x):
             raise NotFused(reason)
+        _check(model)
     except AoError as error:  # such as ao-quant missing, of which the cache is made
         raise NotFused(str(error)) from error
     return GenerationCache(model, run)
 
 
+def _check(model: Any) -> None:
+    """Raise `NotFused` unless logits over an exact `AoCache` are those over transformers' cache.
+
+    They may differ by what rounding does, which the logits of all tokens at once show.
+    """
+    ids = torch.arange(1, sum(_STEPS) + 1, device=model.device)[None] % model.config.vocab_size
+
+    def run(cache: Any, sizes: tuple[int, ...]) -> Tensor:
+        steps = ids.split(sizes, 1)
+        made = [model(input_ids=x, past_key_values=cache, use_cache=True).logits for x in steps]
+        return torch.cat(made, 1).double()
+
+    def own() -> DynamicCache:
+        return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+    before = model.config._attn_implementation
+    if before not in (SDPA, ATTENTION):
+        model.set_attn_implementation(SDPA)
+    try:
+        expected, found = (run(cache, _STEPS) for cache in (own(), AoCache(model.config, EXACT)))
+        rounding = (run(own(), (ids.shape[1],)) - expected).norm()
+    finally:
+        if before not in (SDPA, ATTENTION):
+            model.set_attn_implementation(before)
+    error, bound = (found - expected).norm(), _TOLERANCE * expected.norm() + 4 * rounding
+    if not error <= bound:
+        raise NotFused(
+            f"logits over an exact AoCache are {float(error / expected.norm()):.1%} away from those over "
+            "transformers' cache"
+        )
+
+
+#: tokens of a prompt, of single steps, and of a turn that goes on with the cache
+_STEPS = (3, 1, 1, 2, 1)
+#: by which logits may differ in any case, as a share of their norm: activations that are quantized at run
+#: time may round differently
+_TOLERANCE = 0.02
+
+
 def remove_cache(model: nn.Module) -> None:
     """Take off what `generation_cache` made."""
-    found = vars(model).get(_METHOD)
-    if isinstance(found, GenerationCache):
-        found.remove()
+    if isinstance(vars(model).get(_METHOD), GenerationCache) or is_own(model, _METHOD):
+        vars(model).pop(_METHOD)
