@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
+import ao_hf
 from ao_core import QTensor, quantize_
 from ao_core.ext import CheckpointError, ConfigError, UnknownNameError
-from ao_hf.generation import Loaded, Sampling, draft_of, generate, load, tokens_of
+from ao_hf.generation import (
+    Loaded,
+    Sampling,
+    Workload,
+    draft_of,
+    generate,
+    load,
+    runner_of,
+    tokens_of,
+)
 
 PROMPT = "What is a prime number?"
 
@@ -113,6 +127,26 @@ def test_kv_is_the_cache_and_leaves_the_model_as_it_was(loaded):
     long = "abc " * 90  # whole blocks
     exact = generate(loaded, long, max_new_tokens=2)
     assert generate(loaded, long, max_new_tokens=2, kv="kv4").tokens[0] == exact.tokens[0]
+
+
+def test_which_cache_served(loaded):
+    assert generate(loaded, PROMPT, max_new_tokens=2).cache.startswith(
+        "DynamicCache of transformers: "
+    )
+    config = copy.deepcopy(loaded.model.config)
+    # heads and rows of which kernels make one op
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 96, 16
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    quantize_(model, "int8_weight_only")
+    ao_hf.fuse(model)
+    fused = replace(loaded, model=model)
+    found = generate(fused, PROMPT, max_new_tokens=5)
+    assert found.cache == "exact"
+    assert list(found.tokens) == greedy(fused, PROMPT, 5)
+    assert generate(fused, PROMPT, max_new_tokens=2, kv="kv8").cache == "kv8"
+    # a contender of a bench decodes over the same cache: keys and values of two layers and two heads
+    assert runner_of(fused)(Workload(4, 3)).cache == 2 * 2 * 2 * 6 * 16 * 4
 
 
 def test_samples_follow_the_seed_and_leave_the_programs_draws(loaded):

@@ -20,12 +20,14 @@ from ao_quant.kv_cache import (
     bytes_per_token,
     crop_,
     dequantized,
+    exact_like,
     grown,
     kv_config,
     new_kv,
     reorder_,
     repeat,
     select,
+    widened,
 )
 
 INT8 = Spec("int8", (1, WHOLE), "float16")
@@ -62,6 +64,24 @@ def test_grown_holds_the_same_and_more() -> None:
     append_(larger, torch.randn(3, 2, 600, 16), torch.randn(3, 2, 600, 16))
     assert larger.tokens == 1000
     assert grown(kv, kv.capacity) is kv
+
+
+def test_exact_tails_are_made_widened_and_reordered() -> None:
+    like = new_kv(KVCacheConfig(window=0, center=False), 3, 2, 16, 1, dtype=torch.float32)
+    kv = exact_like(like, 128)
+    assert kv.key is like.key
+    key, value = torch.randn(2, 3, 2, 400, 16).unbind()
+    append_(kv, key[:, :, :200], value[:, :, :200])
+    wide = widened(kv, 300)
+    assert widened(wide, 300) is wide
+    append_(wide, key[:, :, 200:], value[:, :, 200:])
+    assert (wide.tokens, wide.coded) == (400, 0)
+    assert all(map(torch.equal, dequantized(wide), (key, value)))
+    rows = torch.tensor([2, 0, 0])
+    reorder_(wide, rows)
+    assert all(map(torch.equal, dequantized(wide), (key[rows], value[rows])))
+    with pytest.raises(ConfigError, match="window=500: 128 of 300 tokens are quantized already"):
+        widened(filled("kv8"), 500)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
 from ao_hf.cache.names import EXACT
 from ao_hf.cache.recipes import Recipes, formats_of, numbered
 from ao_hf.cache.report import CacheReport, layer_memory
+from ao_hf.cache.stored import Stored
 
 __all__ = ["AoCache", "AoEncoderDecoderCache"]
 
@@ -107,11 +108,12 @@ class AoCache(Cache):
                 NothingConvertedWarning,
             )
         findings = Findings(formats.name, largest_error, ours[-1] if ours else -1)
+        alike: dict[Any, Any] = {}
         layers = []
         for index, (kind, option) in enumerate(zip(types, options, strict=True)):
             own = formats.layers[index]
             if own is not None and index in ours:
-                settings = Settings(own.config, named, largest_error, findings, own.name)
+                settings = Settings(own.config, named, largest_error, findings, own.name, alike)
                 layers.append(
                     AoLayer(index, settings)
                     if max_cache_len is None
@@ -142,6 +144,11 @@ class AoCache(Cache):
     def is_compileable(self) -> bool:
         """Whether transformers may prepare for compiled code, which takes a mask for all of its memory."""
         return super().is_compileable and not self.stepped
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all layers keep all tokens as they are, where every attention can read them."""
+        return all(isinstance(x, AoLayer) and x.is_exact for x in self.layers)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -256,6 +263,14 @@ class AoCache(Cache):
         """Bytes, tokens and formats of each layer."""
         self.settle()
         return CacheReport(tuple(layer_memory(i, layer) for i, layer in enumerate(self.layers)))
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        """As that of transformers: dense keys and values, and the window, of each layer that has them."""
+        self.settle()
+        for layer in self.layers:
+            both = (getattr(layer, name, None) for name in ("keys", "values"))
+            key, value = (x.dense() if isinstance(x, Stored) else x for x in both)
+            yield key, value, getattr(layer, "_sliding_window_tensor", None)
 
     def __repr__(self) -> str:
         found = self.report()

@@ -23,6 +23,7 @@ class Functions(NamedTuple):
     coded_tokens: Callable[..., int]
     crop_: Callable[..., None]
     dequantized: Callable[..., Any]
+    exact_like: Callable[..., Any]
     grown: Callable[..., Any]
     kv_config: Callable[..., Any]
     new_kv: Callable[..., Any]
@@ -30,6 +31,7 @@ class Functions(NamedTuple):
     repeat: Callable[..., Any]
     reset_: Callable[..., None]
     select: Callable[..., Any]
+    widened: Callable[..., Any]
 
 
 class Solving(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,8 @@ class Settings:
     findings: Findings
     #: name of the recipe
     recipe: str
+    #: shape of rows, dtype -> an empty cache of that kind, from which exact layers are made
+    alike: dict[Any, QuantizedKV] = field(default_factory=dict)
 
     @property
     def checks(self) -> bool:
@@ -64,6 +66,8 @@ class AoLayer(CacheLayerMixin):
         self.settings = settings
         self.functions = functions()
         self.kv: QuantizedKV | None = None
+        #: whether all tokens are in the exact tail, one after the other
+        self.is_exact = False
         #: how many tokens there are; not in a static layer, whose number is a tensor
         self.tokens = 0
         #: whether the keys of the first block are still to be checked, and what that needs
@@ -99,7 +103,10 @@ class AoLayer(CacheLayerMixin):
         return None if self.kv is None else stored(self, self.kv)[1]
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
-        """Dequantized keys and values (B, Hkv, `length`, ·)."""
+        """Dequantized keys and values (B, Hkv, `length`, ·); of an exact cache, views of its memory."""
+        if self.is_exact:
+            tokens = self.tokens or kv.tokens
+            return kv.tail_key[:, :, :tokens], kv.tail_value[:, :, :tokens]
         return self.functions.dequantized(kv)  # type: ignore[no-any-return]
 
     def get_seq_length(self) -> int | Tensor:
@@ -121,10 +128,22 @@ class AoLayer(CacheLayerMixin):
         self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1))
 
     def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
-        dtype = _dtype(key)
-        return self._made(
-            self.settings.kv_config or self._exact(dtype), key, value, capacity, dtype
-        )
+        dtype, config = _dtype(key), self.settings.kv_config
+        # kernels of other devices read blocks of exact tokens faster than a long tail
+        self.is_exact = config is None and key.device.type == "cpu"
+        if not self.is_exact:
+            return self._made(config or self._exact(dtype), key, value, capacity, dtype)
+        # all layers share the memory for blocks, which none will have
+        alike, kind = self.settings.alike, (*key.shape[:2], key.shape[3], value.shape[3], dtype)
+        if kind not in alike:
+            alike.clear()
+            config = self.functions.KVCacheConfig(window=0, center=False)
+            alike[kind] = self._made(config, key, value, 1, dtype)
+        with torch.inference_mode(False):
+            # in whole blocks, of which the tail has one more: memory for 127 tokens besides the first ones
+            return self.functions.exact_like(  # type: ignore[no-any-return]
+                alike[kind], -(-capacity // BLOCK) * BLOCK
+            )
 
     def _made(
         self, config: KVCacheConfig, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
@@ -161,11 +180,13 @@ class AoLayer(CacheLayerMixin):
         if _autocasts(key_states):
             key_states, value_states = (x.to(_dtype(x)) for x in (key_states, value_states))
         attention = self.settings.model_config._attn_implementation
-        trial = None
-        if self.unchecked and attention == ATTENTION and not torch.compiler.is_compiling():
+        trial, traced = None, torch.compiler.is_compiling()
+        if self.unchecked and attention == ATTENTION and not traced:
             trial = self._tried(self.kv, key_states, value_states)
         self._append(self.kv, key_states, value_states)
         self.trial = trial
+        if self.is_exact and attention not in (ATTENTION, None) and not traced:
+            return self.dense(self.kv)
         keys, values = stored(self, self.kv)
         if attention in (ATTENTION, None):
             return keys, values
@@ -173,9 +194,10 @@ class AoLayer(CacheLayerMixin):
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         total = self.tokens + key.shape[2]
-        if total > kv.capacity:
+        if total > (kv.window + BLOCK - 1 if self.is_exact else kv.capacity):
+            larger = self.functions.widened if self.is_exact else self.functions.grown
             with torch.inference_mode(False):
-                kv = self.functions.grown(kv, total + max(total // 4, 512))
+                kv = larger(kv, total + max(total // 4, 512))
         self.functions.append_(kv, key, value)
         self.kv, self.tokens = kv, total
 
@@ -360,6 +382,8 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 def _autocasts(x: Tensor) -> bool:
     kind = x.device.type  # which may be "meta", of which torch knows no autocast
+    if kind == "cpu":
+        return torch.is_autocast_enabled(kind)
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 

@@ -24,7 +24,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-__all__ = ["Bounds", "bounds_of", "hides", "mask", "visible"]
+__all__ = ["Bounds", "bounds_of", "hides", "mask", "padding_of", "visible"]
 
 
 class Bounds(NamedTuple):
@@ -61,6 +61,14 @@ def hides(mask: Any) -> bool:
     if bounds is not None:
         return bounds.start is not None
     return mask.dim() != 2 or not bool(mask.all())
+
+
+def padding_of(seen: Tensor) -> Tensor | None:
+    """The mask of this module for the last token of each row, given which tokens are seen, (B, tokens).
+
+    None where there is padding between tokens.
+    """
+    return _bounds(len(seen), seen.shape[1] - 1, seen, causal=True, device=seen.device)
 
 
 def visible(bounds: Bounds, queries: int, tokens: int) -> Tensor:

@@ -98,16 +98,14 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         return LayerMemory(index, name, name, int(count), size, None)
     if layer.kv is None:
         return LayerMemory(index, "-", "-", 0, size, None, recipe=layer.settings.recipe)
-    return LayerMemory(
-        index,
-        str(layer.kv.key.spec),
-        str(layer.kv.value.spec),
-        layer.kv.tokens,
-        size,
-        layer.functions.bytes_per_token(layer.kv),
-        _note(layer),
-        layer.settings.recipe,
-    )
+    kv, functions, recipe = layer.kv, layer.functions, layer.settings.recipe
+    if layer.is_exact:
+        name, row = str(kv.dtype).removeprefix("torch."), kv.tail_key.shape[1] * kv.dtype.itemsize
+        each = float(row * (kv.tail_key.shape[3] + kv.tail_value.shape[3]))
+        return LayerMemory(index, name, name, kv.tokens, size, each, recipe=recipe)
+    formats = str(kv.key.spec), str(kv.value.spec)
+    each = functions.bytes_per_token(kv)
+    return LayerMemory(index, *formats, kv.tokens, size, each, _note(layer), recipe)
 
 
 def _note(layer: Any) -> str:

@@ -12,11 +12,12 @@ from transformers import DynamicCache
 from ao_core.ext import AoError, checked
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
 from ao_hf.fusing.decoder import FusedDecoder, decoder_parts
+from ao_hf.fusing.generating import generation_cache, remove_cache
 from ao_hf.fusing.logits import FusedModel, model_parts
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
 from ao_hf.fusing.runs import Run, install_runs
-from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
+from ao_hf.fusing.structure import NotFused, attention_parts, is_own, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
 
@@ -34,6 +35,10 @@ def fuse(model: nn.Module) -> FuseReport:
     from a table. Which module does what is found by running the model on four tokens, and everything is tried
     against the modules themselves before it is used: what differs stays as it was, with the reason in the
     report.
+
+    Where all blocks run as one op, `model.generate(...)` of one token at a time (greedy, sampled, beams)
+    keeps keys and values in an exact `AoCache` unless it is given a cache or a `cache_implementation`, since
+    that op reads ao's caches alone.
 
     Modules, parameters and the state dict stay the same objects and names. Weights that become one matmul
     share memory, and nothing is held twice. Whatever the fused form cannot do runs the modules' own code,
@@ -68,17 +73,21 @@ def fuse(model: nn.Module) -> FuseReport:
     logits = None
     if isinstance(around, Fused) and len(runs) == 1:
         logits = _logits(model, runs[0], observed)
+    cache = _cache(model, runs, observed) if fused else None
     longest = tuple((names[run.blocks[0].module], len(run.blocks)) for run in runs)
-    return FuseReport(model, tuple(fused), tuple(kept), longest, around, logits)
+    return FuseReport(model, tuple(fused), tuple(kept), longest, around, logits, cache)
 
 
 @checked
 def unfuse(model: nn.Module) -> None:
     """Take off what `fuse` put on the modules of a model."""
+    remove_cache(model)
     for module in model.modules():
         fused = vars(module).get("forward")
         if isinstance(fused, _FUSED):
             fused.remove()
+        elif is_own(module, "forward"):
+            del module.forward
 
 
 def _fuse_block(
@@ -134,6 +143,17 @@ def _logits(model: Any, run: Run, observed: Observed) -> Fused | Kept:
         return Kept("", f"the head: {reason}")
     found.install()
     return Fused("", found.ops)
+
+
+def _cache(model: Any, runs: list[Run], observed: Observed) -> Fused | Kept:
+    """Install what makes the cache of `generate`."""
+    try:
+        with evaluating(model):
+            found = generation_cache(model, runs, observed)
+    except NotFused as reason:
+        return Kept("generate", str(reason))
+    found.install()
+    return Fused("generate", found.ops)
 
 
 def _whole(block: Any, seen: AttentionSeen, observed: Observed, tail: Tail) -> FusedBlock:

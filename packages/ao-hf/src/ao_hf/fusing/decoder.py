@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ao_hf.cache.layers import AoLayer, AoStaticLayer
-from ao_hf.cache.masks import hides
+from ao_hf.cache.masks import hides, padding_of
 from ao_hf.cache.names import ATTENTION
 from ao_hf.fusing.block import _Forward
 from ao_hf.fusing.observe import Observed, Seen
@@ -134,9 +134,13 @@ class FusedDecoder(_Forward):
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
+        pads: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]] | None:
-        """What the first block is given, and what all are told; None where a mask is needed."""
+        """What the first block is given, and what all are told; None where a mask is needed.
+
+        With `pads`, for a run over an `AoCache`, padding at the ends of rows is told as "ao_kv" has it.
+        """
         cache = past_key_values
         if (
             input_ids is None
@@ -148,8 +152,11 @@ class FusedDecoder(_Forward):
             or not self._reads(cache)
         ):
             return None
+        padding = None
         if hides(attention_mask):
-            return None
+            padding = _padding(attention_mask, cache) if pads else None
+            if padding is None:
+                return None
         if position_ids is None:
             position_ids = torch.full_like(input_ids, int(cache.get_seq_length()))
         if position_ids.dim() != 2:
@@ -159,7 +166,7 @@ class FusedDecoder(_Forward):
         if rows is None:
             return None
         return x, {
-            "attention_mask": None,
+            "attention_mask": padding,
             "position_embeddings": rows,
             "position_ids": position_ids,
             "past_key_values": cache,
@@ -179,6 +186,13 @@ class FusedDecoder(_Forward):
             return False
         kind = type(cache.layers[0]) if cache.layers else DynamicLayer
         return kind in _KEEPING and all(map(is_, map(type, cache.layers), repeat(kind)))
+
+
+def _padding(mask: Any, cache: Any) -> Tensor | None:
+    """A mask (B, tokens) as "ao_kv" has it; None: it cannot."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    return padding_of(mask) if mask.shape[1] == int(cache.get_seq_length()) + 1 else None
 
 
 def decoder_parts(model: Any, names: Sequence[str], observed: Observed) -> FusedDecoder:

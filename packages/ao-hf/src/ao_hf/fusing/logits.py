@@ -31,7 +31,7 @@ class FusedModel(_Forward):
         result: the class of the model's outputs.
     """
 
-    ops = ("all blocks + norm + head, for one token, over an AoCache with the attention 'ao_kv'",)
+    ops = ("all blocks + norm + head, for one token, over an AoCache",)
 
     def __init__(
         self, module: Any, decoder: FusedDecoder, run: Run, head: nn.Linear, result: type
@@ -63,7 +63,7 @@ class FusedModel(_Forward):
             return NotImplemented
         if not isinstance(logits_to_keep, int) or not self._decoder.applies():
             return NotImplemented
-        begun = self._decoder.begin(past_key_values=past_key_values, **kwargs)
+        begun = self._decoder.begin(past_key_values=past_key_values, pads=True, **kwargs)
         logits = None if begun is None else self._run.logits(*begun)
         if logits is None:
             return NotImplemented

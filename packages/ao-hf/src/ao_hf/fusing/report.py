@@ -46,6 +46,8 @@ class FuseReport:
     around: Fused | Kept | None = None
     #: the model, where it makes logits of what that module returns; None where it was not looked at
     logits: Fused | Kept | None = None
+    #: the cache of `generate` where none is asked for; None where no block is fused
+    cache: Fused | Kept | None = None
 
     def unfuse(self) -> None:
         """Let the model run as before. Twice is as good as once."""
@@ -60,14 +62,14 @@ class FuseReport:
         self.unfuse()
 
     def __str__(self) -> str:
-        around = [one for one in (self.around, self.logits) if one is not None]
+        around = [one for one in (self.around, self.logits, self.cache) if one is not None]
         found: list[Fused | Kept] = [*self.fused, *self.kept, *around]
         lines = [
             f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)
         ]
         lines += [
             f"{name} and the next {count - 1}: one op for a few tokens, over an AoCache with the attention "
-            "'ao_kv'"
+            "'ao_kv', and for one token over an exact AoCache with 'sdpa'"
             for name, count in self.runs
         ]
         return "\n".join(lines)

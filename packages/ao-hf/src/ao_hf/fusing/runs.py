@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn.modules import module as nn_module
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ao_core.ext.kernels import (
@@ -29,7 +30,7 @@ from ao_hf.cache.masks import bounds_of
 from ao_hf.cache.names import ATTENTION
 from ao_hf.fusing.block import FusedBlock, listens
 
-__all__ = ["Run", "install_runs"]
+__all__ = ["SDPA", "Run", "install_runs"]
 
 #: rows (batch × tokens) of a step, at most: of more, what all blocks return is too much memory
 _MOST_ROWS = 64
@@ -38,6 +39,10 @@ _KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", 
 #: of all modules
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _LAYERS = (AoLayer, AoStaticLayer)
+#: the attention of torch, as transformers calls it
+SDPA = "sdpa"
+#: arguments of attention functions that "sdpa" does not know, or knows as masks
+_MORE = ("sliding_window", "softcap", "s_aux")
 
 
 class _Plan(NamedTuple):
@@ -64,6 +69,8 @@ class Run:
         self.blocks = blocks
         #: what follows the last block, where logits are wanted and nothing else
         self.head: OutputHead | None = None
+        #: whether attention is softmax(scale · q·k) and nothing more, which "sdpa" computes too
+        self.is_plain = all(b.options.get(name) is None for b in blocks for name in _MORE)
         self._configs = {id(b.attention.config): b.attention.config for b in blocks}.values()
         self._plans: WeakKeyDictionary[AoCache, dict[int, _Plan | None]] = WeakKeyDictionary()
         checks = [check for block in blocks for check in block.checks()]
@@ -89,9 +96,12 @@ class Run:
                 cache.reached(ahead)
                 return found
             cache.settle()
-        if not cache.runs_ahead:
+        index = self.blocks[place].index
+        if not cache.runs_ahead or index >= len(cache.layers):
             return None
-        plan = self._plan_of(place, x, cache) if self._applies(x, kwargs) else None
+        if getattr(cache.layers[index], "kv", None) is None:
+            return None  # of an empty cache, most of all for a prompt
+        plan = self._plan_of(place, x, cache) if self._applies(x, cache, kwargs) else None
         return None if plan is None else self._start(plan, x, cache, kwargs)
 
     def logits(self, x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
@@ -102,7 +112,7 @@ class Run:
             kwargs: of the first block; over an `AoCache`.
         """
         cache: AoCache = kwargs["past_key_values"]
-        if cache.ahead is not None or not cache.runs_ahead or not self._applies(x, kwargs):
+        if cache.ahead is not None or not cache.runs_ahead or not self._applies(x, cache, kwargs):
             return None
         plan = self._plan_of(0, x, cache)
         if plan is None or plan.whole is None:
@@ -122,7 +132,7 @@ class Run:
         cache.reached(ahead)
         return ahead.outputs[0]
 
-    def _applies(self, x: Tensor, kwargs: dict[str, Any]) -> bool:
+    def _applies(self, x: Tensor, cache: AoCache, kwargs: dict[str, Any]) -> bool:
         """Whether nothing but what blocks return is wanted, and all is as it was found."""
         if (
             torch.is_grad_enabled()
@@ -137,9 +147,7 @@ class Run:
                 return False
         if kwargs.get("output_attentions"):
             return False
-        if any(config._attn_implementation != ATTENTION for config in self._configs):
-            return False
-        if ALL_ATTENTION_FUNCTIONS.get_interface(ATTENTION, None) is not attention:
+        if not self._attends(x, cache):
             return False
         if any(map(contains, self._inner, repeat("forward"))):
             return False
@@ -149,6 +157,33 @@ class Run:
         if any(self._between) and listens(self._between):
             return False
         return not any(self._hooks) or all(block.applies() for block in self.blocks)
+
+    def _attends(self, x: Tensor, cache: AoCache) -> bool:
+        """Whether the op computes what the attention of the model does."""
+        names = {config._attn_implementation for config in self._configs}
+        if names == {ATTENTION}:
+            return ALL_ATTENTION_FUNCTIONS.get_interface(ATTENTION, None) is attention
+        # of exact tokens, one query that sees them all; masks of more than that are not from start to stop
+        if names != {SDPA} or x.shape[1] != 1 or not cache.is_exact or not self.is_plain:
+            return False
+        return ALL_ATTENTION_FUNCTIONS.get_interface(SDPA, None) is sdpa_attention_forward
+
+    def refuses(self, cache: AoCache, x: Tensor) -> str | None:
+        """Why one token `x` (1, 1, K) would not be decoded by one op over this empty cache; None: it would.
+
+        It leaves a token of zeros in the cache.
+        """
+        if [block.index for block in self.blocks] != list(range(len(cache.layers))):
+            return f"{len(self.blocks)} of {len(cache.layers)} layers run as one op"
+        for layer, block in zip(cache.layers, self.blocks, strict=True):
+            if type(layer) is not AoLayer:
+                return f"layer {block.index} keeps no whole text, but a {type(layer).__name__}"
+            zeros = x.new_zeros(1, block.heads.key, 1, block.heads.dim)
+            layer.update(zeros, zeros)
+        plan = self._planned(0, x, cache)
+        if plan is None or len(plan.layers) < len(self.blocks):
+            return "no kernel decodes with these formats and this attention"
+        return None
 
     def _plan_of(self, place: int, x: Tensor, cache: AoCache) -> _Plan | None:
         """The plan for the longest run that begins with a block; None where none begins with it."""

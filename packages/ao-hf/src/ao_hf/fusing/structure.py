@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "MlpParts",
     "NotFused",
     "attention_parts",
+    "is_own",
     "mlp_parts",
     "norm_before",
     "plain",
@@ -55,6 +57,13 @@ class MlpParts:
     down: nn.Linear
     #: one of `GATES`
     activation: str
+
+
+def is_own(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is the method of the module's class, as it is in copies of fused modules."""
+    found = vars(module).get(name)
+    own = getattr(type(module), name, None)
+    return isinstance(found, MethodType) and found.__self__ is module and found.__func__ is own
 
 
 def plain(module: nn.Module, name: str = "") -> None:

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError
+from ao_hf.cache.names import EXACT
 
 if TYPE_CHECKING:
     from ao_hf.cache import CachePlan
 
 __all__ = [
     "cache_bytes",
+    "cache_name",
     "cache_reads",
+    "cache_refusal",
     "check_kv",
     "computed_bytes",
     "decoding",
@@ -64,7 +67,8 @@ def make_cache(model: Any, kv: str | CachePlan | None, tokens: int | None = None
 
     Args:
         model: of transformers.
-        kv: name of a recipe for caches, or a plan; None: transformers' cache in the dtype of the model.
+        kv: name of a recipe for caches, or a plan; None: in the dtype of the model, as an exact `AoCache` where
+            ao's decode step serves the model (see `cache_refusal`), else as transformers' cache.
         tokens: memory for so many is taken at once, and compiled code can use the cache; None: it grows.
 
     Raises:
@@ -77,6 +81,8 @@ def make_cache(model: Any, kv: str | CachePlan | None, tokens: int | None = None
         return AoCache(model.config, kv, max_cache_len=tokens)
     from transformers import DynamicCache, StaticCache
 
+    if tokens is None and cache_refusal(model) is None:
+        return exact_cache(model)
     if tokens is None:
         return DynamicCache(config=model.config)
     return StaticCache(config=model.config, max_cache_len=tokens)
@@ -96,24 +102,35 @@ def fixed_cache(model: Any, kv: str | CachePlan | None, tokens: int) -> tuple[An
     from ao_hf.generation.steps import can_step, stepping
 
     size = max(_FEWEST, 1 << (tokens - 1).bit_length())
-    config = _all_exact(size) if kv is None else kv
-    cache = AoCache(model.config, config, max_cache_len=size)
+    cache = AoCache(model.config, kv or EXACT, max_cache_len=size)
     if can_step(model, cache):
         return cache, stepping(model, cache)
     return make_cache(model, kv, tokens), None
 
 
-def exact_cache(model: Any, tokens: int) -> Any:
-    """An empty `AoCache` that keeps so many tokens exact."""
+def exact_cache(model: Any) -> Any:
+    """An empty `AoCache` that keeps all tokens exact, and grows."""
     from ao_hf import AoCache
 
-    return AoCache(model.config, _all_exact(max(_FEWEST, tokens)))
+    return AoCache(model.config, EXACT)
 
 
-def _all_exact(tokens: int) -> Any:
-    from ao_hf.cache.functions import functions
+def cache_refusal(model: Any) -> str | None:
+    """Why a model generates with transformers' cache where none is named; None: with an exact `AoCache`."""
+    from ao_hf.fusing.generating import cache_refusal as refusal
 
-    return functions().KVCacheConfig(window=tokens, center=False)
+    with torch.no_grad():  # as in generation
+        return refusal(model)
+
+
+def cache_name(model: Any, cache: Any, kv: str | CachePlan | None) -> str:
+    """What a cache is, for people: its recipe, "exact", or that of transformers and why."""
+    from ao_hf import AoCache
+
+    if isinstance(cache, AoCache):
+        return EXACT if kv is None else kv if isinstance(kv, str) else repr(kv)
+    reason = cache_refusal(model) or "memory of a fixed size was asked for"
+    return f"{type(cache).__name__} of transformers: {reason}"
 
 
 @contextmanager
@@ -194,7 +211,9 @@ def _repeat(kv: Any, pieces: Sequence[Tensor], tokens: int) -> None:
 
 def _one_token(model: Any) -> list[tuple[Tensor, Tensor] | None]:
     """Keys and values (1, heads, 1, D) of each layer; None where it has none."""
-    cache = make_cache(model, None)
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
     model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache)
     found = [(getattr(x, "keys", None), getattr(x, "values", None)) for x in cache.layers]
     return [None if key is None or value is None else (key, value) for key, value in found]

@@ -13,7 +13,14 @@ from torch import Tensor
 from ao_core import is_batch_invariant
 from ao_core.ext import ConfigError, checked
 from ao_hf.cache.names import EXACT
-from ao_hf.generation.caches import check_kv, decoding, exact_cache, fixed_cache, make_cache
+from ao_hf.generation.caches import (
+    cache_name,
+    check_kv,
+    decoding,
+    exact_cache,
+    fixed_cache,
+    make_cache,
+)
 from ao_hf.generation.clock import Clock, Timing
 from ao_hf.generation.drafting import LOOKUP, Counts, ModelDraft, lookup, speculating
 from ao_hf.generation.machine import PeakMemory
@@ -109,6 +116,7 @@ class Written:
         timing: when the tokens came.
         peak_bytes: the most memory that the process had: on the CPU resident, else allocated by torch there.
         drafted: with a draft.
+        cache: what kept keys and values: a recipe, "exact", or that of transformers and why.
     """
 
     text: str
@@ -117,6 +125,7 @@ class Written:
     timing: Timing
     peak_bytes: int
     drafted: Drafted | None = None
+    cache: str = ""
 
     def __str__(self) -> str:
         """One line for people."""
@@ -242,7 +251,7 @@ def generate(
         if steps is None:
             options |= _compiling()
     elif exact:  # by kernels that treat every token as if it were alone
-        cache, steps = exact_cache(model, length + max_new_tokens), None
+        cache, steps = exact_cache(model), None
     else:
         cache, steps = make_cache(model, kv), None
     counts = Counts()
@@ -276,7 +285,15 @@ def generate(
     if draft is not None:
         drafted = Drafted(counts.proposed, counts.accepted, counts.checks)
     text = loaded.tokenizer.decode(made, skip_special_tokens=True)
-    return Written(text, tuple(made), length, clock.timing(), peak.bytes(), drafted)
+    return Written(
+        text,
+        tuple(made),
+        length,
+        clock.timing(),
+        peak.bytes(),
+        drafted,
+        cache_name(model, cache, kv),
+    )
 
 
 def _compiling() -> dict[str, Any]:

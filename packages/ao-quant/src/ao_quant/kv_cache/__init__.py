@@ -6,7 +6,17 @@ See [Quantized KV caches](../kv-cache.md).
 from __future__ import annotations
 
 from ao_quant.kv_cache.config import BLOCK, KV_RECIPES, KVCacheConfig, kv_config
-from ao_quant.kv_cache.edit import append, crop_, grown, reorder_, repeat, reset_, select
+from ao_quant.kv_cache.edit import (
+    append,
+    crop_,
+    exact_like,
+    grown,
+    reorder_,
+    repeat,
+    reset_,
+    select,
+    widened,
+)
 from ao_quant.kv_cache.state import (
     QuantizedKV,
     attend_to,
@@ -29,6 +39,7 @@ __all__ = [
     "coded_tokens",
     "crop_",
     "dequantized",
+    "exact_like",
     "grown",
     "kv_config",
     "new_kv",
@@ -36,4 +47,5 @@ __all__ = [
     "repeat",
     "reset_",
     "select",
+    "widened",
 ]

@@ -79,7 +79,7 @@ class KVCacheConfig(Config):
         for name, spec, size in (("key", self.key, key_dim), ("value", self.value, value_dim)):
             rotated = self.rotate in (name, "both")
             steps = (hadamard_step(largest_block(size)),) if rotated else ()
-            both.append(replace(spec, input=steps))
+            both.append(spec if spec.input == steps else replace(spec, input=steps))
         return both[0], both[1]
 
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError
 from ao_quant.kv_cache.config import BLOCK
-from ao_quant.kv_cache.state import QuantizedKV, coded_tokens
+from ao_quant.kv_cache.state import QuantizedKV, coded_tokens, tail_slots
 from ao_quant.kv_cache.update import append_
 
-__all__ = ["append", "crop_", "grown", "reorder_", "repeat", "reset_", "select"]
+__all__ = [
+    "append",
+    "crop_",
+    "exact_like",
+    "grown",
+    "reorder_",
+    "repeat",
+    "reset_",
+    "select",
+    "widened",
+]
 
 
 def append(kv: QuantizedKV, key: Tensor, value: Tensor) -> QuantizedKV:
@@ -72,6 +84,46 @@ def grown(kv: QuantizedKV, capacity: int) -> QuantizedKV:
     return kv.with_tensors(tensors, size)
 
 
+def exact_like(kv: QuantizedKV, window: int) -> QuantizedKV:
+    """An empty cache of the same rows, heads, dtype and device that keeps `window` tokens exact.
+
+    Memory for blocks is that of `kv`, for layers that shall have none in use: appending more than
+    `window` + 127 tokens to both would mix them up. The tail is not cleared, so the system gives it pages
+    as tokens come.
+    """
+    tails = [
+        x.new_empty(*x.shape[:2], tail_slots(window), x.shape[3])
+        for x in (kv.tail_key, kv.tail_value)
+    ]
+    counts = kv.counts.new_zeros(2)
+    return replace(kv, tail_key=tails[0], tail_value=tails[1], counts=counts, window=window)
+
+
+def widened(kv: QuantizedKV, window: int) -> QuantizedKV:
+    """A cache with the same tokens, of which at least the last `window` stay exact; `kv` if they do already.
+
+    So a cache can grow whose tokens are all exact: with a window of all tokens, none is ever in a block.
+
+    Raises:
+        ConfigError: some tokens are quantized already, and cannot become exact again.
+    """
+    if window <= kv.window:
+        return kv
+    tokens, coded = kv.counts.tolist()
+    if coded:
+        raise ConfigError(
+            f"window={window}: {coded} of {tokens} tokens are quantized already; make the cache with this "
+            "window"
+        )
+    tails = []
+    for tail in (kv.tail_key, kv.tail_value):
+        larger = tail.new_empty(*tail.shape[:2], tail_slots(window), tail.shape[3])
+        # without blocks there are fewer tokens than slots, so each is in the slot of its number
+        larger[:, :, :tokens].copy_(tail[:, :, :tokens])
+        tails.append(larger)
+    return replace(kv, tail_key=tails[0], tail_value=tails[1], window=window)
+
+
 def select(kv: QuantizedKV, rows: Tensor) -> QuantizedKV:
     """A cache of these rows of the batch, in this order; a row may be there several times.
 
@@ -113,7 +165,11 @@ def reorder_(kv: QuantizedKV, rows: Tensor) -> None:
         raise ConfigError(
             f"rows: {len(index)} for a batch of {kv.batch}; use select() for another size"
         )
-    for x in kv.tensors()[1:]:
+    tokens, coded = kv.counts.tolist()
+    for tail in (kv.tail_key, kv.tail_value):
+        used = tail[:, :, :tokens]  # all of it, once tokens have gone around
+        used.copy_(used.index_select(0, index))
+    for x in kv.tensors()[3:] if coded else ():
         x.copy_(x.index_select(0, index))
 
 

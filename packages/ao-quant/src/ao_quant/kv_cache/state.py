@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.ext import ConfigError, attend, quantize_values
+from ao_core.ext import ConfigError, attend, quantize_values, registry
 from ao_core.ext.kernels import Leaves
 from ao_quant.kv_cache.config import BLOCK, KVCacheConfig, kv_config
 
-__all__ = ["QuantizedKV", "attend_to", "bytes_per_token", "coded_tokens", "dequantized", "new_kv"]
+__all__ = [
+    "QuantizedKV",
+    "attend_to",
+    "bytes_per_token",
+    "coded_tokens",
+    "dequantized",
+    "new_kv",
+    "tail_slots",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -102,6 +110,11 @@ def coded_tokens(tokens: int, window: int) -> int:
     return max(tokens - window, 0) // BLOCK * BLOCK
 
 
+def tail_slots(window: int) -> int:
+    """How many exact tokens a tail has memory for: a window in whole blocks, and the block that fills up."""
+    return -(-window // BLOCK) * BLOCK + BLOCK
+
+
 def new_kv(
     config: KVCacheConfig | str,
     batch: int,
@@ -139,7 +152,7 @@ def new_kv(
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype={dtype}: use torch.float32, torch.bfloat16 or torch.float16")
     size = max(coded_tokens(capacity, config.window), BLOCK)
-    slots = -(-config.window // BLOCK) * BLOCK + BLOCK
+    slots = tail_slots(config.window)
 
     def zeros(width: int) -> Tensor:
         return torch.zeros(batch, heads, slots, width, dtype=dtype, device=device)
@@ -167,11 +180,44 @@ def _empty(
 ) -> Leaves:
     """The memory of such a tensor, found by that of one block: no dense tensor of the shape is made."""
     batch, heads, tokens, width = shape
+    probed = _probed(spec, width, device)
+    leaves = tuple(
+        torch.zeros(batch, heads, tokens // BLOCK * rows, *rest, dtype=kind, device=device)
+        for rows, rest, kind in probed.parts
+    )
+    return Leaves(leaves, probed.names, spec, shape, dtype, probed.text)
+
+
+class _Probed(NamedTuple):
+    """What the quantized values of one block look like."""
+
+    names: tuple[str, ...]
+    text: str
+    #: of each part: rows for a block, the sizes that follow, and the dtype
+    parts: tuple[tuple[int, tuple[int, ...], torch.dtype], ...]
+
+
+#: that of a format, for elements of a head and a device: a model makes caches of one kind for all layers
+_PROBED: dict[Any, _Probed] = {}
+#: formats that are remembered before it starts over
+_MOST_PROBED = 64
+
+
+def _probed(spec: Spec, width: int, device: torch.device | str | None) -> _Probed:
+    """Found by quantizing zeros.
+
+    Raises:
+        ConfigError: parts of the format do not keep tokens and heads apart.
+    """
+    traced = torch.compiler.is_compiling()
+    key = (spec, width, str(device), registry.epoch)
+    if not traced and key in _PROBED:
+        return _PROBED[key]
     probes = [
         Leaves.of(quantize_values(torch.zeros(2, 3, count, width, device=device), spec))
         for count in (BLOCK, 2 * BLOCK)
     ]
-    leaves = []
+    parts = []
     for name, one, two in zip(probes[0].names, probes[0].leaves, probes[1].leaves, strict=True):
         rows = one.shape[2] if one.dim() > 2 else 0
         grows = tuple(two.shape) == (2, 3, 2 * rows, *one.shape[3:])
@@ -181,10 +227,13 @@ def _empty(
                 f"tokens {tuple(two.shape)}; use a layout and scales that keep tokens and heads apart, "
                 "such as 'plain' or 'packed'"
             )
-        sizes = (batch, heads, tokens // BLOCK * rows, *one.shape[3:])
-        leaves.append(torch.zeros(sizes, dtype=one.dtype, device=device))
-    found = probes[0].with_leaves(tuple(leaves), shape)
-    return replace(found, dtype=dtype)
+        parts.append((rows, tuple(one.shape[3:]), one.dtype))
+    found = _Probed(probes[0].names, probes[0].text, tuple(parts))
+    if not traced:
+        if len(_PROBED) >= _MOST_PROBED:
+            _PROBED.clear()
+        _PROBED[key] = found
+    return found
 
 
 def attend_to(kv: QuantizedKV, q: Tensor, **options: Any) -> Tensor:
