@@ -67,8 +67,8 @@ def make_cache(model: Any, kv: str | CachePlan | None, tokens: int | None = None
 
     Args:
         model: of transformers.
-        kv: name of a recipe for caches, or a plan; None: in the dtype of the model, as an exact `AoCache` where
-            ao's decode step serves the model (see `cache_refusal`), else as transformers' cache.
+        kv: name of a recipe for caches, or a plan; None: in the dtype of the model, as an exact `AoCache`
+            where ao's decode step serves the model (see `cache_refusal`), else as transformers' cache.
         tokens: memory for so many is taken at once, and compiled code can use the cache; None: it grows.
 
     Raises:
