@@ -94,7 +94,8 @@ def speeds(data: Data) -> str:
     """All models and uses."""
     lines = []
     for row in data["rows"]:
-        dense, recipe = (_times(row.get(key)) for key in ("dense", "recipe"))
+        dense = _times(row["dense"])
+        recipe = "the same" if row["chosen"] == row["best"] else _times(row.get("recipe"))
         exchanged = f"{row['exchanges']} of {row['tried']}"
         lines.append(
             [

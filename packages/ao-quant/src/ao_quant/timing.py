@@ -77,7 +77,8 @@ def measure(
 
     In each round every trial runs once, so that what slows the machine down for a while slows all of them
     down. Each round has another order, so that none always follows the same one, whose threads may still
-    spin and whose weights fill the caches.
+    spin and whose weights fill the caches. A whole model runs once more, untimed, after its parameters were
+    replaced: kernels are selected anew for each of them then, which no other run pays for.
 
     Args:
         trials: what is timed.
@@ -91,6 +92,8 @@ def measure(
         for number in range(_WARMUPS + rounds):
             for which in random.Random(number).sample(range(len(trials)), len(trials)):
                 with trials[which].ready() as trial:
+                    if not trial.fqn:
+                        trial.run()
                     seconds = timer(trial)
                 if number >= _WARMUPS:
                     times[which].append(seconds)
