@@ -199,7 +199,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def made(losses: Sequence[Sequence[float]], together: Sequence[float], limit: float) -> CachePlan:
-    """A plan of which nothing is chosen: two recipes of 8 and 4 bits beside exact layers of 16."""
+    """A plan of which nothing is chosen: exact layers of 16 bits, and two recipes of 8 and 4 bits."""
     sizes = (64.0, 32.0, 16.0)
     choices = [
         LayerChoice(i, 32, tuple(map(LayerOption, (None, "kv8", "kv4"), sizes, (0.0, *row))), 0)

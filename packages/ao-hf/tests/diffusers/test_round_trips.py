@@ -21,7 +21,7 @@ from ao_hf.diffusers import attach, memory_footprint
 from ao_hf.diffusers.devices import counted_as
 from ao_quant import Int8StaticActivationInt8WeightConfig
 
-#: one scale for all tokens, whatever it costs these random weights
+#: one scale for all tokens, also where random weights lose much by it
 STATIC = Int8StaticActivationInt8WeightConfig(max_error_ratio=100.0)
 
 #: one of each family of formats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -46,3 +47,17 @@ def logits(model: Any, batch: int = 1, tokens: int = 6, **options: Any) -> tuple
         return_dict_in_generate=True, **options,
     )  # fmt: skip
     return found.sequences, torch.stack(found.logits)
+
+
+def served_calls(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[bool]:
+    """For each call of fused modules of a kind from now on, whether it did not call their own code."""
+    found: list[bool] = []
+    own = kind.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = own(self, *args, **kwargs)
+        found.append(out is not NotImplemented)
+        return out
+
+    monkeypatch.setattr(kind, "run", run)
+    return found

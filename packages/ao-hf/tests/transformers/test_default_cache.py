@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import build
+from fused_models import build, served_calls
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -36,16 +36,7 @@ def model() -> Any:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a fused model, whether one op served it."""
-    found: list[bool] = []
-    own = FusedModel.run
-
-    def run(self: FusedModel, *args: Any, **kwargs: Any) -> Any:
-        out = own(self, *args, **kwargs)
-        found.append(out is not NotImplemented)
-        return out
-
-    monkeypatch.setattr(FusedModel, "run", run)
-    return found
+    return served_calls(monkeypatch, FusedModel)
 
 
 def made(model: Any, ids: Tensor = IDS, **options: Any) -> Any:
@@ -181,7 +172,7 @@ def test_memory_grows_with_the_text(model: Any) -> None:
     cache = made(model).past_key_values
     layer: Any = cache.layers[0]
     assert (layer.kv.tail_key.shape[2], layer.kv.key.shape[2]) == (256, 128)
-    # all layers share the memory for blocks, of which there are none
+    # no layer has blocks, so all share the memory for them
     assert layer.kv.key is cache.layers[1].kv.key
     with torch.no_grad():
         model(torch.ones(2, 400, dtype=torch.int64), past_key_values=cache)

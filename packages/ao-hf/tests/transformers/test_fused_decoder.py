@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import build, logits
+from fused_models import build, logits, served_calls
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -29,15 +29,7 @@ def own_forward(model: Any) -> Any:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a fused decoder, whether it did not call the decoder's own code."""
-    found: list[bool] = []
-    own = FusedDecoder.run
-
-    def run(self: FusedDecoder, *args: Any, **kwargs: Any) -> Any:
-        out = own(self, *args, **kwargs)
-        found.append(out is not NotImplemented)
-        return out
-
-    monkeypatch.setattr(FusedDecoder, "run", run)
+    found = served_calls(monkeypatch, FusedDecoder)
     # else one op makes logits, and the decoder is not called
     monkeypatch.setattr(FusedModel, "run", lambda *args, **kwargs: NotImplemented)
     return found

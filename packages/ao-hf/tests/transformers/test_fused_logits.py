@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fused_models import INT4, build, logits
+from fused_models import INT4, build, logits, served_calls
 from torch import Tensor
 
 import ao_hf
@@ -22,8 +22,7 @@ Token = Callable[..., Any]
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a fused model, whether one op made the logits; not for those that try caches."""
-    found: list[bool] = []
-    own, fuse = FusedModel.run, ao_hf.fuse
+    found, fuse = served_calls(monkeypatch, FusedModel), ao_hf.fuse
 
     def counted(model: Any) -> FuseReport:
         report = fuse(model)
@@ -31,13 +30,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return report
 
     monkeypatch.setattr(ao_hf, "fuse", counted)
-
-    def run(self: FusedModel, *args: Any, **kwargs: Any) -> Any:
-        out = own(self, *args, **kwargs)
-        found.append(out is not NotImplemented)
-        return out
-
-    monkeypatch.setattr(FusedModel, "run", run)
     return found
 
 

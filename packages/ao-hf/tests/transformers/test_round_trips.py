@@ -10,7 +10,7 @@ from ao_core import FqnToConfig, QTensor, load_model, open_checkpoint, quantize_
 from ao_hf import AoConfig
 from ao_quant import Int8StaticActivationInt8WeightConfig, quantize_checkpoint
 
-#: one scale for all tokens, whatever it costs these random weights
+#: one scale for all tokens, also where random weights lose much by it
 STATIC = Int8StaticActivationInt8WeightConfig(max_error_ratio=100.0)
 MIXED = FqnToConfig(
     {

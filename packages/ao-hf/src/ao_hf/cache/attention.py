@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from ao_core.ext import ConfigError
 from ao_hf.cache.masks import bounds_of, visible
 from ao_hf.cache.stored import Stored
 
-__all__ = ["UNREAD", "attention"]
+__all__ = ["UNREAD", "attending", "attention"]
 
 #: what models pass besides, and no attention reads
 UNREAD = frozenset({
@@ -25,6 +27,17 @@ UNREAD = frozenset({
 })  # fmt: skip
 #: what "sdpa" reads besides
 _OF_SDPA = frozenset({"position_bias", "cache", "sliding_window"})
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """A time in which a model of transformers has the attention of that name; as it was afterwards."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def attention(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import fsum, inf
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from transformers import PreTrainedConfig
 from ao_core.ext import ConfigError, checked_but, shown
 from ao_core.ext.calibration import Data, batches_of, evaluating
 from ao_core.ext.quantizing import Progress, watched
+from ao_hf.cache.attention import attending
 from ao_hf.cache.choosing import chosen
 from ao_hf.cache.functions import functions
 from ao_hf.cache.judging import Judge
@@ -75,7 +75,8 @@ def plan_cache(
     recipes = _recipes(candidates)
     _check(model)
     batches = [_inputs(batch, i) for i, batch in enumerate(batches_of(data, "plan_cache"))]
-    with evaluating(model), _reading(model):
+    # which reads caches as they are stored, and checks keys
+    with evaluating(model), attending(model, ATTENTION):
         judge = Judge.of(model, batches, alone=known is None)
         if known is None:
             choices = _choices(judge, recipes, progress)
@@ -141,17 +142,6 @@ def _taken(
             f"{judge.positions} positions and {names}; leave it out"
         )
     return tuple(replace(choice, picked=0) for choice in known.choices), known.uniform
-
-
-@contextmanager
-def _reading(model: Any) -> Iterator[None]:
-    """A time in which attention reads caches as they are stored, and checks keys; as it was afterwards."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _check(model: Any) -> None:

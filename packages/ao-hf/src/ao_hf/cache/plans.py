@@ -288,7 +288,7 @@ def _uniform_row(each: UniformCache, plan: CachePlan) -> tuple[str, ...]:
 
 
 def _text(recipe: KVCacheConfig | str | None) -> str:
-    """A recipe in a table: a configuration of one's own by its formats."""
+    """A recipe in a table: one that is no name by its formats."""
     if recipe is None or isinstance(recipe, str):
         return recipe or EXACT
     return f"keys {recipe.key}, values {recipe.value}"

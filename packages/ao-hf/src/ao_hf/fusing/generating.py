@@ -12,6 +12,7 @@ from transformers.generation import GenerationMode
 
 from ao_core.ext import AoError
 from ao_core.ext.kernels import pinned_band
+from ao_hf.cache.attention import attending
 from ao_hf.cache.caches import AoCache
 from ao_hf.cache.names import ATTENTION, EXACT
 from ao_hf.fusing.block import _Forward
@@ -168,14 +169,9 @@ def _check(model: Any) -> None:
         return DynamicCache(config=model.config.get_text_config(decoder=True))
 
     before = model.config._attn_implementation
-    if before not in (SDPA, ATTENTION):
-        model.set_attn_implementation(SDPA)
-    try:
+    with attending(model, before if before in (SDPA, ATTENTION) else SDPA):
         expected, found = (run(cache, _STEPS) for cache in (own(), AoCache(model.config, EXACT)))
         rounding = (run(own(), (ids.shape[1],)) - expected).norm()
-    finally:
-        if before not in (SDPA, ATTENTION):
-            model.set_attn_implementation(before)
     error, bound = (found - expected).norm(), _TOLERANCE * expected.norm() + 4 * rounding
     if not error <= bound:
         raise NotFused(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError
-from ao_hf.cache.names import EXACT
+from ao_hf.cache.names import ATTENTION, EXACT
 
 if TYPE_CHECKING:
     from ao_hf.cache import CachePlan
@@ -139,14 +139,10 @@ def decoding(model: Any, kv: str | CachePlan | None) -> Iterator[None]:
     if kv is None:
         yield
         return
-    from ao_hf.cache.names import ATTENTION
+    from ao_hf.cache.attention import attending
 
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    try:
+    with attending(model, ATTENTION):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def fill(cache: Any, model: Any, rows: int, tokens: int, capacity: int | None = None) -> None:

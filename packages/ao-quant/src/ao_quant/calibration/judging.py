@@ -49,8 +49,8 @@ class ProductErrors(NamedTuple):
     def are_apart(self, most: float) -> bool:
         """Whether the error of the static product is more than `most` times that of the dynamic one.
 
-        Errors of layers are nearly independent, so that their energies add up in the answer, whatever each
-        layer counts there: if no layer's is more than so many times as large, neither is the answer's.
+        Errors of layers are nearly independent, so their energies add up in the answer, with any weights. If
+        no layer's is more than so many times as large, neither is the answer's.
         """
         return not self.static <= most * self.dynamic
 
