@@ -68,9 +68,10 @@ def arguments(description: str | None, **options: float | str) -> argparse.Names
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, repeats: int = 1
 ) -> Samples:
-    """Seconds of a call of each contender: `repeats` calls at a time, in `rounds` shuffled rounds.
+    """Seconds of a call of each contender: `repeats` calls at a time, in `rounds` rounds.
 
-    A first round warms up and is not counted. Garbage is collected between rounds only.
+    A first round warms up and is not counted. Garbage is collected between rounds only. The first contender of a
+    round is called once more, untimed: collection leaves cold caches and sleeping threads.
     """
 
     def sample(call: Callable[[], object]) -> float:
@@ -79,22 +80,40 @@ def interleaved(
             call()
         return (time.perf_counter() - start) / repeats
 
-    return rounds_of({name: lambda c=call: sample(c) for name, call in contenders.items()}, rounds)  # type: ignore[misc]
+    measures = {name: partial(sample, call) for name, call in contenders.items()}
+    return rounds_of(measures, rounds, before=lambda first: contenders[first]())
 
 
 def rounds_of(
-    measures: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1
+    measures: Mapping[str, Callable[[], float]],
+    rounds: int,
+    *,
+    warm_up: int = 1,
+    before: Callable[[str], object] = lambda first: None,
 ) -> Samples:
-    """What each of several measurements gives in `rounds` shuffled rounds, after some to warm up."""
+    """What each of several measurements gives in each of several rounds.
+
+    Orders are random, and balanced: with n measurements, each has every place once in n rounds.
+
+    Args:
+        measures: name -> takes one measurement.
+        rounds: that are counted.
+        warm_up: rounds before them.
+        before: called with the name of the first measurement of each round, after garbage has been collected.
+    """
     shuffle = random.Random(0).shuffle
     order = list(measures)
     samples: Samples = {name: [] for name in order}
     collecting = gc.isenabled()
     try:
         for number in range(warm_up + rounds):
-            shuffle(order)
+            if number % len(order) == 0:
+                shuffle(order)
+            else:
+                order = [*order[1:], order[0]]
             gc.collect()
             gc.disable()
+            before(order[0])
             found = {name: measures[name]() for name in order}
             gc.enable()
             if number >= warm_up:

@@ -40,6 +40,20 @@ def test_rounds_alternate_in_shuffled_order_after_a_warm_up() -> None:
     assert gc.isenabled()
 
 
+def test_orders_are_balanced_and_the_first_of_each_round_is_announced() -> None:
+    calls: list[str] = []
+    first: list[str] = []
+    names = "abc"
+    measures = {name: lambda n=name: calls.append(n) or 1.0 for name in names}
+    benchmarking.rounds_of(measures, 30, warm_up=0, before=first.append)  # type: ignore[arg-type]
+
+    rounds = [calls[i : i + 3] for i in range(0, len(calls), 3)]
+    assert first == [order[0] for order in rounds]
+    for place in range(3):
+        assert all(sum(order[place] == name for order in rounds) == 10 for name in names)
+    assert len({tuple(order) for order in rounds}) == 6
+
+
 def test_without_warm_up_every_round_counts() -> None:
     values = iter([3.0, 4.0])
     assert benchmarking.rounds_of({"a": lambda: next(values)}, 2, warm_up=0) == {"a": [3.0, 4.0]}
@@ -48,7 +62,7 @@ def test_without_warm_up_every_round_counts() -> None:
 def test_interleaved_gives_seconds_of_one_call() -> None:
     calls: list[int] = []
     samples = benchmarking.interleaved({"a": lambda: calls.append(0)}, rounds=3, repeats=10)
-    assert len(calls) == 40  # a round to warm up, and three
+    assert len(calls) == 44  # a round to warm up, and three; each has an untimed call first
     assert all(0 < seconds < 0.1 for seconds in samples["a"])
 
 
