@@ -51,7 +51,7 @@ def measured(subject: Subject, sample: Sample, rounds: int, right: list[Any]) ->
     models |= {name: quantized(subject, config) for name, config in configs.items() if config}
     calls = {name: partial(call, model, sample) for name, model in models.items()}
     one = max(min(each.seconds for each in chosen.wholes), 1e-4)
-    times = interleaved(calls, rounds=rounds, repeats=max(1, min(20, int(0.05 / one))))
+    times = interleaved(calls, rounds=rounds, repeats=max(1, min(50, int(0.1 / one))))
     row: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "chosen": taken.name,
@@ -71,7 +71,7 @@ def measured(subject: Subject, sample: Sample, rounds: int, right: list[Any]) ->
 
 def parse_args() -> argparse.Namespace:
     parser = figures.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="of times (15)")
+    parser.add_argument("--rounds", type=int, default=30, help="of times (30)")
     return parser.parse_args()
 
 

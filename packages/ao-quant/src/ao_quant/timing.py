@@ -18,10 +18,12 @@ __all__ = ["ENOUGH", "Timer", "Trial", "Use", "measure", "stopwatch"]
 #: makes what is timed, within a context that is not: its call
 Use = Callable[[], AbstractContextManager[Callable[[], Any]]]
 
-#: rounds that are not counted: compilers and caches need them
+#: rounds of layers that are not counted: compilers and caches need them
 _WARMUPS = 2
 #: rounds end after so many seconds, but not before so many
 ENOUGH, _FEWEST = 2.0, 5
+#: after so many rounds, models that take so many times as long as the fastest take part no longer
+_JUDGED, _SLOW = 3, 1.3
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def measure(
     In each round every trial runs once, so that what slows the machine down for a while slows all of them
     down. Each round has another order, so that none always follows the same one, whose threads may still
     spin and whose weights fill the caches. A whole model runs once more, untimed, after its parameters were
-    replaced: kernels are selected anew for each of them then, which no other run pays for.
+    replaced: kernels are selected anew for each of them then, which no other run pays for. After three rounds
+    only those whole models go on that may turn out to be the fastest: within 1.3 times the least time so far.
 
     Args:
         trials: what is timed.
@@ -87,19 +90,22 @@ def measure(
         enough: seconds after which rounds end, but not before there are five.
     """
     times: list[list[float]] = [[] for _ in trials]
-    spent = 0.0
+    left = range(len(trials))
+    whole = not any(trial.fqn for trial in trials)
     with torch.no_grad():
-        for number in range(_WARMUPS + rounds):
-            for which in random.Random(number).sample(range(len(trials)), len(trials)):
+        for number in range(0 if whole else -_WARMUPS, rounds):
+            for which in random.Random(number).sample(left, len(left)):
                 with trials[which].ready() as trial:
                     if not trial.fqn:
                         trial.run()
                     seconds = timer(trial)
-                if number >= _WARMUPS:
+                if number >= 0:
                     times[which].append(seconds)
-                    spent += seconds
-            if spent > enough and number >= _WARMUPS + _FEWEST:
+            if number + 1 >= _FEWEST and sum(map(sum, times)) > enough:
                 break
+            if whole and number + 1 == _JUDGED:
+                least = min(map(min, times))
+                left = [which for which in left if min(times[which]) <= _SLOW * least]
     return [sorted(seconds)[len(seconds) // 10] for seconds in times]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from unittest import TestCase
 
 import pytest
@@ -51,7 +52,21 @@ def test_slow_layers_have_fewer_rounds():
         return 10.0
 
     assert measure(trials("a", "b"), slow, rounds=100) == [10.0, 10.0]
-    assert count == 2 * (2 + 6)
+    assert count == 2 * (2 + 5)
+
+
+def test_slow_models_are_left_out_after_three_rounds_and_layers_never():
+    seconds = {"a": 1.0, "b": 1.2, "c": 1.5}
+
+    def counted(fqn):
+        seen = Counter()
+        models = [Trial(fqn, name, (), CPU) for name in seconds]
+        found = measure(models, lambda t: seen.update([t.name]) or seconds[t.name], 10, math.inf)
+        assert found == list(seconds.values())
+        return dict(seen)
+
+    assert counted("") == {"a": 10, "b": 10, "c": 3}
+    assert counted("layer") == {"a": 12, "b": 12, "c": 12}
 
 
 def test_a_trial_makes_every_call_as_often_as_the_model():
@@ -128,11 +143,11 @@ def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monk
         assert layer.cached == (count == 0)
         return count
 
-    # three rounds of two candidates for the layer and for the whole model, which has five more at the end
-    assert run() == 22
+    # of two candidates three rounds for the layer, one for the whole model, and three more at the end
+    assert run() == 14
     assert run() == 0
-    assert run(rows=3) == 22
-    assert run(width=24) == 22
+    assert run(rows=3) == 14
+    assert run(width=24) == 14
     assert run() == 0
     assert len(list(tmp_path.iterdir())) == 9  # of the layer and, twice, of the model
     known = machine(CPU)
@@ -142,7 +157,7 @@ def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monk
         with monkeypatch.context() as patch:
             for where in ("layers", "whole"):
                 patch.setattr(f"ao_quant.autotuning.{where}.machine", lambda device, m=changed: m)
-            assert run() == 22, part
+            assert run() == 14, part
     assert run() == 0
 
 
