@@ -24,6 +24,8 @@ _WARMUPS = 2
 ENOUGH, _FEWEST = 2.0, 5
 #: after so many rounds, models that take so many times as long as the fastest take part no longer
 _JUDGED, _SLOW = 3, 1.3
+#: seconds, and runs at most, of a whole model in a row: in use its weights are in the caches as far as they fit
+_ROW, _RUNS = 0.05, 20
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ def measure(
     In each round every trial runs once, so that what slows the machine down for a while slows all of them
     down. Each round has another order, so that none always follows the same one, whose threads may still
     spin and whose weights fill the caches. A whole model runs once more, untimed, after its parameters were
-    replaced: kernels are selected anew for each of them then, which no other run pays for. After three rounds
-    only those whole models go on that may turn out to be the fastest: within 1.3 times the least time so far.
+    replaced: kernels are selected anew for each of them then, which no other run pays for. Then short ones run
+    several times in a row, as in use, and the mean counts. After three rounds only those whole models go on
+    that may turn out to be the fastest: within 1.3 times the least time so far.
 
     Args:
         trials: what is timed.
@@ -96,9 +99,7 @@ def measure(
         for number in range(0 if whole else -_WARMUPS, rounds):
             for which in random.Random(number).sample(left, len(left)):
                 with trials[which].ready() as trial:
-                    if not trial.fqn:
-                        trial.run()
-                    seconds = timer(trial)
+                    seconds = _in_a_row(trial, timer) if whole else timer(trial)
                 if number >= 0:
                     times[which].append(seconds)
             if number + 1 >= _FEWEST and sum(map(sum, times)) > enough:
@@ -107,6 +108,14 @@ def measure(
                 least = min(map(min, times))
                 left = [which for which in left if min(times[which]) <= _SLOW * least]
     return [sorted(seconds)[len(seconds) // 10] for seconds in times]
+
+
+def _in_a_row(trial: Trial, timer: Timer) -> float:
+    trial.run()
+    runs = [timer(trial)]
+    while len(runs) < _RUNS and sum(runs) + runs[0] < _ROW:
+        runs.append(timer(trial))
+    return sum(runs) / len(runs)
 
 
 def _wait(device: torch.device) -> None:

@@ -69,6 +69,18 @@ def test_slow_models_are_left_out_after_three_rounds_and_layers_never():
     assert counted("layer") == {"a": 12, "b": 12, "c": 12}
 
 
+def test_short_models_run_in_a_row_after_an_untimed_run():
+    runs, timed = [], []
+    model = Trial("", "dense", ((lambda: runs.append(1), 1),), CPU)
+    clock = iter([0.016, 0.01, 0.01, *[0.02] * 1000])
+    (seconds,) = measure([model], lambda t: timed.append(1) or next(clock), rounds=1)
+    assert len(timed) == 3  # another would go beyond 0.05 seconds
+    assert seconds == pytest.approx(0.036 / 3)
+    assert len(runs) == 1
+    measure([model], lambda t: timed.append(1) or 1e-6, rounds=1)
+    assert len(timed) == 3 + 20
+
+
 def test_a_trial_makes_every_call_as_often_as_the_model():
     calls = []
     trial = Trial("l", "dense", ((lambda: calls.append(1), 3), (lambda: calls.append(2), 1)), CPU)
