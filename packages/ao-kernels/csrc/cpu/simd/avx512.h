@@ -289,7 +289,9 @@ AO_INLINE I for_nibbles(I row) {
 }
 // In a register from here on: compilers would load it again for each product, and one load takes as long as one.
 AO_INLINE I in_register(I v) {
+#ifndef __clang__  // some of its versions refuse 64 bytes here
   asm("" : "+v"(v));
+#endif
   return v;
 }
 // As `interleave`, but vectors 2 * kHalf and 2 * kHalf + 1 alone.

@@ -65,7 +65,7 @@ struct Block {
 // Sums of errors of a part, of one kind of call and of the values of its format.
 struct Trying {
   const void* values;
-  Roots roots;
+  Roots roots, halves;  // of the power, and of half of it
   Raise power;
   // Some candidates, each for all rows, by products with 1 / scale where the kind has them, and by `roots`.
   void (*many)(const Trying&, const Tried* q, int count, const Block&, Totals* totals);

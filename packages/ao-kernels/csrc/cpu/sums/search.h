@@ -25,7 +25,7 @@ constexpr int kKept = 16;
 // `value`, if it has the sign of `otherwise` and their ratio is finite, else `otherwise`.
 AO_INLINE double alike(double value, double otherwise) {
   const double ratio = value / otherwise;
-  return ratio > 0 && ratio < __builtin_inf() ? value : otherwise;
+  return ((ratio > 0) & (ratio < __builtin_inf())) ? value : otherwise;
 }
 
 // What rows are, besides their elements.
@@ -84,12 +84,14 @@ struct Search {
     return div(in_type(s.point_type, offset), whole);
   }
 
-  // No NaN: infinity in its place.
-  __attribute__((noinline)) F measured(const Totals& t, F share) const {
+  // No NaN: infinity in its place. Powers are exact, or by `halves`, as those of the sums are by `roots`.
+  __attribute__((noinline)) F measured(const Totals& t, F share, bool exact) const {
     const F amplified = fma(mul(share, t.along), t.along, t.squares), infinity = splat(__builtin_inff());
     if (!powers) return min(amplified, infinity);
     const F ratio = min(max(div(amplified, t.squares), zero()), splat(3e38f));
-    return min(mul(t.powers, raised(ratio, splat(0.5f * s.rows.power))), infinity);
+    const F grown = exact ? raised(ratio, splat(0.5f * s.rows.power))
+                          : trying.halves.template added<false>(zero(), ratio, zero());
+    return min(mul(t.powers, grown), infinity);
   }
   // Bits of measures, which are in their order; of infinity where squares are too great.
   static I keys(F measure, F squares, F allowed) {
@@ -142,17 +144,26 @@ struct Search {
     }
   }
 
-  // Least squares for the codes of `from`, as `Rows.fitted` has them.
+  // Least squares for the codes of `from`, as `Rows.fitted` has them. Loops over rows have no branches: they are
+  // vectorized.
   __attribute__((noinline)) Tried fitted(const Block& block, const Facts& facts, const Candidates& from) const {
+    return zeros ? fitted_both(block, facts, from) : fitted_scale(block, facts, from);
+  }
+  Tried fitted_scale(const Block& block, const Facts& facts, const Candidates& from) const {
+    alignas(64) Lane scales;
+    for (int r = 0; r < kLanes; ++r) {
+      const double e2 = from.squares[r], ex = from.along[r], x2 = facts.lost[r], share = facts.share[r];
+      const double scale = from.scale[r], y2 = e2 + 2 * ex + x2, yx = ex + x2, square = y2 + share * yx * yx;
+      scales[r] = static_cast<float>(alike(scale * (yx * (1 + share * x2) / square), scale));
+    }
+    return stored(block, load(scales), zero(), true);
+  }
+  Tried fitted_both(const Block& block, const Facts& facts, const Candidates& from) const {
     alignas(64) Lane scales, points;
     double y2s[kLanes], yxs[kLanes], y1s[kLanes];
     for (int r = 0; r < kLanes; ++r) {
       const double e2 = from.squares[r], ex = from.along[r], x2 = facts.lost[r], share = facts.share[r];
       const double scale = from.scale[r], y2 = e2 + 2 * ex + x2, yx = ex + x2, square = y2 + share * yx * yx;
-      if (!zeros) {
-        scales[r] = static_cast<float>(alike(scale * (yx * (1 + share * x2) / square), scale));
-        continue;
-      }
       const double e1 = from.plain[r], x1 = facts.plain[r], y1 = e1 + x1;
       const double mixed = y1 + share * yx * x1, level = facts.count[r] + share * x1 * x1;
       const double grown = -(e2 + ex + share * ex * yx), moved = -(e1 + share * ex * x1);
@@ -163,7 +174,6 @@ struct Search {
       points[r] = static_cast<float>(wanted - wanted == 0 ? wanted : static_cast<double>(from.point[r]));
       scales[r] = static_cast<float>(by), y2s[r] = y2, yxs[r] = yx, y1s[r] = y1;
     }
-    if (!zeros) return stored(block, load(scales), zero(), true);
     store(points, stored_point(load(points), mul(load(scales), load(block.unit))));
     for (int r = 0; r < kLanes; ++r) {
       const double scale = from.scale[r], x1 = facts.plain[r], x2 = facts.lost[r], share = facts.share[r];
@@ -200,7 +210,7 @@ struct Search {
         q[k] = in_stage(block, scale, point, zeros ? s.low[at] : 0.0f, s.high[at]);
       }
       try_many(q, some, block, t);
-      for (int k = 0; k < some; ++k) keep_better(q[k], t[k], facts, measured(t[k], share), best);
+      for (int k = 0; k < some; ++k) keep_better(q[k], t[k], facts, measured(t[k], share, false), best);
     }
   }
 
@@ -229,7 +239,7 @@ struct Search {
     const Totals at_first = totals_of(start, block, false);
     store(facts.allowed, at_first.squares);
     Candidates first;
-    first.put(start, at_first, measured(at_first, share));
+    first.put(start, at_first, measured(at_first, share, false));
     Candidates best = first;
     for (int32_t i = 0, begin = 0; i < s.stage_count; begin += s.stages[i++]) {
       run_stage(block, facts, begin, s.stages[i], best);
@@ -237,8 +247,9 @@ struct Search {
     Candidates current = best;
     for (int32_t i = 0; i < s.fits; ++i) {
       const Tried q = fitted(block, facts, current);
-      const Totals t = totals_of(q, block, false);  // a fit follows from them: with quotients, which keep ties
-      const F measure = measured(t, share);
+      Totals t;
+      try_many(&q, 1, block, &t);
+      const F measure = measured(t, share, false);
       current.put(q, t, measure);
       keep_better(q, t, facts, measure, best);
     }
@@ -262,8 +273,8 @@ struct Search {
   // whether all are.
   bool judge(const Block& block, const Totals& was, const Totals& now, F share, float certain) const {
     alignas(64) Lane squares[2], measures[2];
-    store(squares[0], was.squares), store(measures[0], measured(was, share));
-    store(squares[1], now.squares), store(measures[1], measured(now, share));
+    store(squares[0], was.squares), store(measures[0], measured(was, share, true));
+    store(squares[1], now.squares), store(measures[1], measured(now, share, true));
     bool all = true;
     for (int64_t r = 0; r < block.rows; ++r) {
       bool& better = s.better[block.first + r];
@@ -287,7 +298,7 @@ static inline void search_all(const SearchScales& s, const Trying& trying, int64
 static inline void search_rows(const SearchScales& s, int64_t begin, int64_t end) {
   with_kinds(s.rows, [&]<bool kZero, bool kWeighted, bool kPowers>() {
     with_values(s.rows.format, [&]<class Values>(const Values& values) {
-      search_all(s, {&values, Roots(s.rows.power), Raise{splat(s.rows.power)},
+      search_all(s, {&values, Roots(s.rows.power), Roots(0.5f * s.rows.power), Raise{splat(s.rows.power)},
                      Kind<kZero, kWeighted, kPowers, Values>::many, Once<kZero, kPowers, Values>::one},
                  begin, end);
     });
