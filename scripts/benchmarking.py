@@ -70,8 +70,8 @@ def interleaved(
 ) -> Samples:
     """Seconds of a call of each contender: `repeats` calls at a time, in `rounds` rounds.
 
-    A first round warms up and is not counted. Garbage is collected between rounds only. The first contender of a
-    round is called once more, untimed: collection leaves cold caches and sleeping threads.
+    A first round warms up and is not counted. Garbage is collected between rounds only. The first
+    contender of a round is called once more, untimed: collection leaves cold caches and sleeping threads.
     """
 
     def sample(call: Callable[[], object]) -> float:

@@ -24,7 +24,7 @@ _WARMUPS = 2
 ENOUGH, _FEWEST = 2.0, 5
 #: after so many rounds, models that take so many times as long as the fastest take part no longer
 _JUDGED, _SLOW = 3, 1.3
-#: seconds, and runs at most, of a whole model in a row: in use its weights are in the caches as far as they fit
+#: seconds, and runs at most, of a whole model in a row: in use its weights are in caches as far as they fit
 _ROW, _RUNS = 0.05, 20
 
 
@@ -82,9 +82,9 @@ def measure(
     In each round every trial runs once, so that what slows the machine down for a while slows all of them
     down. Each round has another order, so that none always follows the same one, whose threads may still
     spin and whose weights fill the caches. A whole model runs once more, untimed, after its parameters were
-    replaced: kernels are selected anew for each of them then, which no other run pays for. Then short ones run
-    several times in a row, as in use, and the mean counts. After three rounds only those whole models go on
-    that may turn out to be the fastest: within 1.3 times the least time so far.
+    replaced: kernels are selected anew for each of them then, which no other run pays for. Then short ones
+    run several times in a row, as in use, and the mean counts. After three rounds only those whole models go
+    on that may turn out to be the fastest: within 1.3 times the least time so far.
 
     Args:
         trials: what is timed.
