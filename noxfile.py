@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import nox
@@ -23,6 +22,7 @@ from environments import (
     Environment,
     benchmarks,
     build_packages,
+    compiled,
     group,
     run_benchmarks,
     same_numbers,
@@ -85,8 +85,8 @@ def proofs(session: nox.Session, name: str, *options: str | Path) -> Environment
 
 def builder(session: nox.Session, names: list[str]) -> Environment:
     """The environment that builds these packages: with torch where one of them compiles C++."""
-    compiled = any((ROOT / "packages" / name / "hatch_build.py").exists() for name in names)
-    return dev(session) if compiled else tools(session, "tools")
+    hooks = any((ROOT / "packages" / name / "hatch_build.py").exists() for name in names)
+    return dev(session) if hooks else tools(session, "tools")
 
 
 @nox.session(venv_backend="none")
@@ -185,13 +185,9 @@ def tests_isolated(session: nox.Session, package: str) -> None:
 @nox.session(venv_backend="none")
 def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
-    for options in (
-        ["--lesser"],
-        ["--compiler", "clang++"],
-        ["--sanitize", "address,undefined"],
-        ["--target", "aarch64"],
-    ):
-        cpp_tests(session, *options, *session.posargs)
+    kinds = "--lesser", "--compiler clang++", "--sanitize address,undefined", "--target aarch64"
+    for options in kinds:
+        cpp_tests(session, *options.split(), *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -247,16 +243,13 @@ def abi(session: nox.Session) -> None:
     out = Path(session.create_tmp()).resolve()
     here = dev(session)
     build_packages(here, out / "dist", ["ao-core", "ao-kernels"])
-    wheels = sorted((out / "dist").glob("*.whl"))
-    (compiled,) = (path for path in wheels if "abi3" in path.name)
-    with zipfile.ZipFile(compiled) as archive:
-        library = archive.extract("ao_kernels/cpu/libao_cpu.so", out)
+    built, library = compiled(out / "dist")
     environments = {"here": here}
     for python in session.posargs:
         name = f"abi-{Path(python).name}"
         environments[name] = env = Environment(session, name, python)
-        env.python("-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", *wheels)
-        env.python("-m", "pip", "install", "-q", OLDEST_TORCH, "numpy", *wheels)
+        env.python("-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", *built)
+        env.python("-m", "pip", "install", "-q", OLDEST_TORCH, "numpy", *built)
     same_numbers(session, environments, out, library)
 
 
@@ -387,6 +380,12 @@ def build(session: nox.Session) -> None:
     """Wheel and sdist of every package (or of those named) into dist/, checked."""
     names = session.posargs or NAMES
     build_packages(builder(session, names), DIST, names)
+
+
+@nox.session(venv_backend="none")
+def wheels(session: nox.Session) -> None:
+    """Wheels of ao-kernels for every platform into dist/wheels, compiled by zig, checked and tried."""
+    dev(session, "wheels").python("scripts/build_wheels.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

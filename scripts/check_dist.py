@@ -15,7 +15,7 @@ from workspace import finish
 #: what an sdist may hold, relative to its top folder
 SDIST_ALLOWED = (
     *("src/", "tests/", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md"),
-    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py", "cuda_build.py"),
+    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py", "cpp_build.py", "cuda_build.py"),
     *("checks/", "conftest.py"),
 )
 #: folders of development, which no wheel holds; ao_core.testing is what plugins are tested with
@@ -71,9 +71,9 @@ def library_problems(path: Path) -> list[str]:
     if len(libraries) != 1:
         return [f"it holds {len(libraries)} compiled libraries, expected one"]
     found = {f"{tag.interpreter}-{tag.abi}" for tag in tags}
-    if found != {"cp310-abi3"} or any(tag.platform == "any" for tag in tags):
+    if found != {"py3-none"} or any(tag.platform == "any" for tag in tags):
         names = ", ".join(sorted(map(str, tags)))
-        return [f"its tags are {names}, expected cp310-abi3 and a platform"]
+        return [f"its tags are {names}, expected py3-none and a platform"]
     if (size := path.stat().st_size) > MOST_BYTES:
         return [f"it has {size:,} bytes, at most {MOST_BYTES:,} are allowed"]
     return []

@@ -25,9 +25,9 @@ COMMON_KEYS = (
 )
 #: where it is, a package compiles C++: it has settings beyond the template's
 BUILD_HOOK = "hatch_build.py"
-#: where they are, the build hook or tests use them, so an sdist holds them: the build of CUDA kernels, a
-#: library of checks, and shared fixtures
-FOR_TESTS = ("cuda_build.py", "checks", "conftest.py")
+#: where they are, the build hook or tests use them, so an sdist holds them: what compiles C++, the build of
+#: CUDA kernels, a library of checks, and shared fixtures
+FOR_TESTS = ("cpp_build.py", "cuda_build.py", "checks", "conftest.py")
 FIRST_CHANGE = "changes/+first.feature.md"
 #: pytest settings that only make sense in the workspace
 WORKSPACE_ONLY = {"testpaths", "pythonpath"}

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tarfile
+import zipfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 __all__ = [
-    "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "digest_of", "group",
-    "run_benchmarks", "same_numbers", "sanitized", "siblings_of", "tracked", "without_sources",
+    "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "compiled", "digest_of",
+    "group", "run_benchmarks", "same_numbers", "sanitized", "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -71,7 +72,7 @@ class Environment:
         """Install under the constraints, unless exactly this was installed before."""
         patterns = (
             *("packages/*/pyproject.toml", "packages/*/src/*/__about__.py"),
-            *("packages/*/hatch_build.py", "packages/*/csrc/**/*.*"),
+            *("packages/*/*_build.py", "packages/*/csrc/**/*.*"),
         )
         files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
         stamp = self.home / f"installed-{digest_of(files, *args)}"
@@ -130,6 +131,14 @@ def build_packages(env: Environment, out: Path, names: list[str]) -> None:
             part.rename(kept)
         shutil.copytree(kept, out, dirs_exist_ok=True)
     env.python("scripts/check_dist.py", out)
+
+
+def compiled(folder: Path) -> tuple[list[Path], str]:
+    """The wheels in a folder, and the library that one of them holds, unpacked there."""
+    wheels = sorted(folder.glob("*.whl"))
+    (wheel,) = (path for path in wheels if not path.name.endswith("-any.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        return wheels, archive.extract("ao_kernels/cpu/libao_cpu.so", folder)
 
 
 def benchmarks(session: nox.Session, pattern: str) -> list[Path]:

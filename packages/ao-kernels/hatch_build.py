@@ -3,7 +3,8 @@
 `python hatch_build.py` rebuilds what changed, in place. As a hook it compiles the library into the
 wheel; where that is impossible (no C++20 compiler, no headers of torch, a compiler that fails) the
 wheel is a pure one that holds the reason, because installing must succeed: ao-core's kernels serve
-then. An editable installation is a developer's, to whom a compiler that fails is an error.
+then. An editable installation is a developer's, to whom a compiler that fails is an error. So it is where
+AO_WHEEL_PLATFORM names the platform of a wheel (cpp_build.py).
 
 Sources are found by place: csrc/cpu/**/*.cpp is plain C++, csrc/torch/*.cpp binds it to torch's
 stable ABI. A file isa_NAME.cpp gets the flags of the instruction set NAME, and is left out on
@@ -16,30 +17,32 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is compiled
-    fcntl = None  # type: ignore[assignment]
-
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT))
 import cuda_build  # noqa: E402
+from cpp_build import (  # noqa: E402
+    MACOS,
+    PLATFORM,
+    CannotBuild,
+    DoesNotCompile,
+    Target,
+    alone_in,
+    chosen_target,
+    compile_objects,
+    sanitizing,
+)
 
 IN_PLACE = ROOT / "src" / "ao_kernels" / "cpu"
 LIBRARY = "libao_cpu.so"
@@ -73,18 +76,6 @@ ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 #: sets that the library does without where the compiler does not know their flags
 OPTIONAL = ("amx",)
-#: the oldest macOS that a library is compiled for
-MACOS = "11.0"
-#: other names of the same processors
-ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
-
-
-class CannotBuild(Exception):
-    """The machine lacks something; the text, a sentence without its end, says what."""
-
-
-class DoesNotCompile(CannotBuild):
-    """The compiler was found, and refused the sources."""
 
 
 class Torch(NamedTuple):
@@ -94,27 +85,14 @@ class Torch(NamedTuple):
     lib: Path
 
 
-def machine() -> str:
-    """The kind of processor that is compiled for."""
-    name = platform.machine().lower()
-    return ALIASES.get(name, name)
-
-
-def platform_tag() -> str:
-    """The platform of a wheel with the library, such as linux_x86_64."""
-    if sys.platform == "darwin":
-        # a universal Python is of two processors, the library of this one only
-        return f"macosx_{MACOS.replace('.', '_')}_{platform.machine()}"
-    return re.sub(r"[-.]", "_", sysconfig.get_platform())
-
-
 def find_compiler() -> list[str]:
     """The command of a C++20 compiler that knows every instruction set needed: $CXX, or the first found.
 
     Raises:
         CannotBuild: there is none.
     """
-    if sys.platform == "win32":
+    wanted = chosen_target()
+    if wanted.system == "win32":
         raise CannotBuild("it is not built for Windows yet")
     chosen = shlex.split(os.environ.get("CXX", ""))
     candidates = [chosen] if chosen else [["g++"], ["c++"], ["clang++"]]
@@ -122,13 +100,13 @@ def find_compiler() -> list[str]:
     if not found:
         tried = ", ".join(command[0] for command in candidates)
         raise CannotBuild(f"no C++ compiler was found (tried {tried})")
-    units = ISA_FLAGS.get(machine(), {})
+    units = ISA_FLAGS.get(wanted.machine, {})
     flags = [flag for name, unit in units.items() if name not in OPTIONAL for flag in unit]
     for command in found:
         if _compiles(command, flags):
             return command
     names = ", ".join(shlex.join(command) for command in found)
-    raise CannotBuild(f"{names} cannot compile C++20 for the instruction sets of {machine()}")
+    raise CannotBuild(f"{names} cannot compile C++20 for the instruction sets of {wanted.machine}")
 
 
 #: C++20 with the extensions that the sources use: those of g++ from 12 on, and of clang++ from 14 on
@@ -147,9 +125,9 @@ def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
     return subprocess.run(probe, input=_PROBE, capture_output=True, text=True).returncode == 0
 
 
-def units_of(target: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
+def units_of(machine: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
     """The instruction sets of a kind of processor that a compiler knows, with their flags."""
-    units = ISA_FLAGS.get(target, {"generic": ()})
+    units = ISA_FLAGS.get(machine, {"generic": ()})
     return {
         name: flags
         for name, flags in units.items()
@@ -200,108 +178,23 @@ def cpu_sources(units: dict[str, tuple[str, ...]]) -> dict[Path, tuple[str, ...]
     return found
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Make a folder, and wait until no other process builds there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w", encoding="utf-8") as lock:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def compile_objects(
-    compiler: list[str],
-    sources: dict[Path, tuple[str, ...]],
-    flags: list[str],
-    out: Path,
-    jobs: int,
-) -> list[Path]:
-    """Compile what changed since the last time into `out`; the objects.
-
-    Raises:
-        DoesNotCompile: the compiler found errors; it has printed them.
-    """
-    work = []
-    # what a unit includes may depend on which headers there are
-    headers = " ".join(sorted(path.name for path in ROOT.glob("csrc/**/*.h")))
-    for source, own in sources.items():
-        place = source.relative_to(ROOT).with_suffix("").as_posix().replace("/", "-")
-        command = [*compiler, *flags, *own, "-MMD", "-c", str(source), "-o"]
-        work.append((out / f"{place}.o", [*command, str(out / f"{place}.o")]))
-    with ThreadPoolExecutor(jobs) as pool:
-        failed = [
-            problem
-            for problem in pool.map(lambda unit: _compile(unit[0], unit[1], headers), work)
-            if problem
-        ]
-    if failed:
-        raise DoesNotCompile(
-            f"{shlex.join(compiler)} does not compile {len(failed)} of {len(work)} files ({failed[0]})"
-        )
-    return [target for target, _ in work]
-
-
-def _compile(target: Path, command: list[str], headers: str) -> str:
-    """Run a compiler unless its output is newer than all it was made of; its first error, or nothing."""
-    stamp, text = target.with_suffix(".cmd"), f"{shlex.join(command)}\n{headers}"
-    if _fresh(target) and stamp.exists() and stamp.read_text(encoding="utf-8") == text:
-        return ""
-    stamp.unlink(missing_ok=True)
-    started = time.time()
-    done = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
-    sys.stderr.write(done.stderr)
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
-        return next((line for line in lines if "error" in line), lines[0]).strip()
-    os.utime(target, (started, started))  # so that what is edited meanwhile is compiled again
-    stamp.write_text(text, encoding="utf-8")
-    return ""
-
-
-def _fresh(target: Path) -> bool:
-    depends = target.with_suffix(".d")
-    if not target.exists() or not depends.exists():
-        return False
-    names = shlex.split(depends.read_text(encoding="utf-8").replace("\\\n", " "))[1:]
-    made = target.stat().st_mtime
-    return all(os.path.exists(name) and os.path.getmtime(name) < made for name in names)
-
-
-def is_clang(compiler: list[str]) -> bool:
-    """Whether a compiler is clang, under whichever name."""
-    probe = [*compiler, "-dM", "-E", "-x", "c++", "-"]
-    done = subprocess.run(probe, input="", capture_output=True, text=True, check=False)
-    return "__clang__" in done.stdout
-
-
-def sanitizing(sanitize: str, compiler: list[str]) -> list[str]:
-    """The flags of the sanitizers, such as "address,undefined"; none for an empty text."""
-    if not sanitize:
-        return []
-    checks = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    # checks as calls: code with each of them written out takes minutes to compile
-    calls = ["--param", "asan-instrumentation-with-call-threshold=0"]
-    if is_clang(compiler):
-        calls = ["-mllvm", "-asan-instrumentation-with-call-threshold=0"]
-    return [*checks, *calls, "-O1", "-g1"]
-
-
 def build_library(target: Path, *, sanitize: str = "", strip: bool = False, jobs: int = 1) -> None:
     """Compile and link the library into the file `target`.
 
     Raises:
         CannotBuild: the machine lacks a compiler or torch, or the sources do not compile or link.
     """
-    compiler, torch = find_compiler(), find_torch()
-    out = ROOT / "build" / "-".join(filter(None, ["library", sanitize.replace(",", "-")]))
+    compiler, torch, machine = find_compiler(), find_torch(), chosen_target()
+    kind = machine.tag if machine.asked else ""
+    out = ROOT / "build" / "-".join(filter(None, ["library", kind, sanitize.replace(",", "-")]))
     with alone_in(out):
-        _build_library(compiler, torch, target, out, sanitize, strip, jobs)
+        _build_library(compiler, torch, machine, target, out, sanitize, strip, jobs)
 
 
 def _build_library(
     compiler: list[str],
     torch: Torch,
+    machine: Target,
     target: Path,
     out: Path,
     sanitize: str,
@@ -309,7 +202,7 @@ def _build_library(
     jobs: int,
 ) -> None:
     extra = sanitizing(sanitize, compiler)
-    if sys.platform == "darwin":
+    if machine.system == "darwin":
         extra.append(f"-mmacosx-version-min={MACOS}")
     common = [*FLAGS, *extra, f"-I{ROOT / 'csrc' / 'cpu'}", f"-I{ROOT / 'csrc'}"]
     binding = [
@@ -318,7 +211,7 @@ def _build_library(
         # messages and registrations name files: without the places of the machine that built them
         *(f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch.include}/="),
     ]
-    sources = cpu_sources(units_of(machine(), compiler))
+    sources = cpu_sources(units_of(machine.machine, compiler))
     sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
     try:
         images = cuda_build.write_source(out, jobs)
@@ -326,16 +219,18 @@ def _build_library(
         raise DoesNotCompile(str(problem)) from None
     sources |= dict.fromkeys([*sorted(ROOT.glob("csrc/cuda/*.cpp")), images], ())
     objects = compile_objects(compiler, sources, common, out, jobs)
-    link = [*compiler, "-shared", "-pthread", *extra, *map(str, objects), f"-L{torch.lib}"]
-    if sys.platform == "darwin":
+    link = [*compiler, "-shared", "-pthread", *extra, *map(str, objects)]
+    link.append(f"-L{_stand_in(compiler, machine, out) if machine.foreign else torch.lib}")
+    if machine.system == "darwin":
         link += ["-ltorch_cpu", "-Wl,-exported_symbols_list,/dev/null"]
+        link += ["-Wl,-undefined,dynamic_lookup"] if machine.foreign else []
         link += ["-Wl,-x"] if strip else []
     else:
         # it registers itself when it is loaded, and nobody calls it by name: nothing is exported
         exports = out / "exports.map"
         exports.write_text("{ local: *; };\n", encoding="utf-8")
         link += ["-Wl,--no-as-needed", "-ltorch_cpu", f"-Wl,--version-script={exports}"]
-        link += [] if sanitize else ["-Wl,-z,defs"]
+        link += [] if sanitize or machine.foreign else ["-Wl,-z,defs"]
         link += ["-Wl,-s"] if strip else []
     linked = out / LIBRARY
     if subprocess.run([*link, "-o", str(linked)]).returncode:
@@ -345,6 +240,21 @@ def _build_library(
     fresh = target.with_suffix(".new")
     shutil.copyfile(linked, fresh)
     os.replace(fresh, target)
+
+
+def _stand_in(compiler: list[str], machine: Target, out: Path) -> Path:
+    """A folder with an empty libtorch_cpu for another machine: only its name is put into the library."""
+    folder, empty = out / "torch", out / "torch" / "empty.cpp"
+    folder.mkdir(exist_ok=True)
+    empty.write_text("", encoding="utf-8")
+    if machine.system == "darwin":
+        name, named = "libtorch_cpu.dylib", "-Wl,-install_name,@rpath/libtorch_cpu.dylib"
+    else:
+        name, named = "libtorch_cpu.so", "-Wl,-soname,libtorch_cpu.so"
+    command = [*compiler, "-shared", named, str(empty), "-o", str(folder / name)]
+    if subprocess.run(command).returncode:
+        raise DoesNotCompile(f"{shlex.join(compiler)} does not link a library for {machine.tag}")
+    return folder
 
 
 class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
@@ -360,7 +270,8 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
         try:
             build_library(library, strip=not editable, jobs=jobs)
         except CannotBuild as problem:
-            if editable and isinstance(problem, DoesNotCompile):
+            asked = os.environ.get(PLATFORM, "any") != "any"
+            if asked or (editable and isinstance(problem, DoesNotCompile)):
                 sys.exit(f"error: {problem}")
             library.unlink(missing_ok=True)
             reason.write_text(f"{problem}\n", encoding="utf-8")
@@ -370,8 +281,8 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
         if editable:
             return
         if library.exists():
-            # no symbol of CPython is used, so any Python will do; abi3 says from which on
-            build_data["tag"] = f"cp310-abi3-{platform_tag()}"
+            # no symbol of CPython is used: any Python will do
+            build_data["tag"] = f"py3-none-{chosen_target().tag}"
             build_data["pure_python"] = False
         content = library if library.exists() else reason
         build_data["force_include"][str(content)] = f"ao_kernels/cpu/{content.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import sys
 import sysconfig
 from pathlib import Path
@@ -21,7 +22,9 @@ def hook(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "hatch_build", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
+    for each in (module, sys.modules["cpp_build"]):
+        monkeypatch.setattr(each, "ROOT", tmp_path)
+    monkeypatch.delenv("AO_WHEEL_PLATFORM", raising=False)
     monkeypatch.setattr(module, "IN_PLACE", tmp_path / "src" / "ao_kernels" / "cpu")
     return module
 
@@ -58,7 +61,7 @@ def test_a_wheel_holds_the_stripped_library_and_is_of_one_platform(initialize, c
     assert place == "ao_kernels/cpu/libao_cpu.so"
     assert Path(path).read_text() == "stripped"
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert data["tag"] == f"cp310-abi3-{platform}"
+    assert data["tag"] == f"py3-none-{platform}"
     assert data["pure_python"] is False
     assert warnings == []
 
@@ -91,8 +94,55 @@ def test_without_a_compiler_the_reason_is_installed(hook, initialize, monkeypatc
 def test_a_wheel_for_macos_is_of_one_processor(hook, monkeypatch):
     monkeypatch.setattr(hook.sys, "platform", "darwin")
     monkeypatch.setattr(hook.sysconfig, "get_platform", lambda: "macosx-10.9-universal2")
-    monkeypatch.setattr(hook.platform, "machine", lambda: "arm64")
-    assert hook.platform_tag() == "macosx_11_0_arm64"
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert hook.chosen_target() == ("darwin", "aarch64", "macosx_11_0_arm64", False)
+
+
+@pytest.mark.parametrize(
+    ("tag", "system", "machine"),
+    [
+        ("manylinux_2_28_x86_64", "linux", "x86_64"),
+        ("manylinux_2_28_aarch64", "linux", "aarch64"),
+        ("macosx_11_0_arm64", "darwin", "aarch64"),
+        ("linux_x86_64", "linux", "x86_64"),
+    ],
+)
+def test_the_platform_of_a_wheel_can_be_named(
+    hook, initialize, compiles, monkeypatch, tag, system, machine
+):
+    monkeypatch.setenv("AO_WHEEL_PLATFORM", tag)
+    monkeypatch.setattr(hook.sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    wanted = hook.chosen_target()
+    assert wanted == (system, machine, tag, True)
+    assert wanted.foreign == ((system, machine) != ("linux", "x86_64"))
+    data, _ = initialize("standard")
+    assert data["tag"] == f"py3-none-{tag}"
+
+
+def test_a_pure_wheel_can_be_asked_for(initialize, monkeypatch):
+    monkeypatch.setenv("AO_WHEEL_PLATFORM", "any")
+    data, (warning,) = initialize("standard")
+    assert "AO_WHEEL_PLATFORM=any asked for a wheel without it" in warning
+    assert list(data["force_include"].values()) == ["ao_kernels/cpu/not_built.txt"]
+    assert "tag" not in data
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        (
+            "win_amd64",
+            "AO_WHEEL_PLATFORM=win_amd64: use the platform of a wheel, such as manylinux",
+        ),
+        ("linux_x86_64", "no C.. compiler was found"),
+    ],
+)
+def test_what_was_asked_for_is_built_or_fails(initialize, monkeypatch, tag, reason):
+    monkeypatch.setenv("AO_WHEEL_PLATFORM", tag)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SystemExit, match=reason):
+        initialize("standard")
 
 
 def test_on_windows_nothing_is_compiled(hook, monkeypatch):

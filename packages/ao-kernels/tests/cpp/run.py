@@ -18,21 +18,25 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PACKAGE))
 
+from cpp_build import (  # noqa: E402
+    CannotBuild,
+    alone_in,
+    chosen_target,
+    compile_objects,
+    is_clang,
+    sanitizing,
+)
 from hatch_build import (  # noqa: E402
     FLAGS,
     ISA_FLAGS,
     OPTIONAL,
-    CannotBuild,
-    alone_in,
-    compile_objects,
     cpu_sources,
     find_compiler,
-    is_clang,
-    machine,
-    sanitizing,
     units_of,
 )
 
+#: the kind of this machine's processor
+HERE = chosen_target().machine
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
 NOT_HERE = 77
 #: sets that have all but some kernels from another one → the tests of those
@@ -80,7 +84,7 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
         except CannotBuild as problem:
             sys.exit(f"error: {problem}")
         link = [*compiler, *extra, *map(str, objects), "-pthread"]
-        if target != machine():
+        if target != HERE:
             link.append("-static")  # so that it needs no libraries of the other processor
         if subprocess.run([*link, "-o", str(out / "main")], check=False).returncode:
             sys.exit("error: the tests do not link")
@@ -157,7 +161,7 @@ def main() -> None:
     """Build and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sanitize", default="", help="such as address,undefined")
-    parser.add_argument("--target", default=machine(), choices=sorted(ISA_FLAGS))
+    parser.add_argument("--target", default=HERE, choices=sorted(ISA_FLAGS))
     parser.add_argument(
         "--sets", default="", help="instruction sets that are tested, a,b; default: all"
     )
@@ -168,9 +172,9 @@ def main() -> None:
     )
     arguments, options = parser.parse_known_args()
     target: str = arguments.target
-    if arguments.compiler and target == machine():
+    if arguments.compiler and target == HERE:
         compiler, prefix = [tool(arguments.compiler, arguments.compiler.replace("++", ""))], []
-    elif target == machine():
+    elif target == HERE:
         try:
             compiler, prefix = find_compiler(), []
         except CannotBuild as problem:
@@ -185,7 +189,7 @@ def main() -> None:
     command = [*prefix, str(program), *options]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         failed = sum(pool.map(lambda isa: run(command, isa), sets))
-    if target == machine() and not arguments.sanitize:
+    if target == HERE and not arguments.sanitize:
         failed += check_units(program, sets)
     if arguments.lesser:
         failed += check_choices(program)

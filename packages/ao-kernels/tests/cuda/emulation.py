@@ -18,7 +18,8 @@ from ao_kernels.cuda.records import FORMATS
 PACKAGE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PACKAGE))
 
-from hatch_build import alone_in, compile_objects, find_compiler, sanitizing  # noqa: E402
+from cpp_build import alone_in, compile_objects, sanitizing  # noqa: E402
+from hatch_build import find_compiler  # noqa: E402
 
 #: `Number` in params.h
 NUMBERS = {None: 0, torch.uint8: 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}

@@ -1,0 +1,168 @@
+"""Wheels of ao-kernels for every platform, compiled by zig, checked, and tried where this machine runs them.
+
+`python scripts/build_wheels.py [--json FILE] [--platforms A,B]` writes them into dist/wheels. zig
+compiles for other processors and for older systems than this one, with the libraries of those. Linux wheels
+are checked by auditwheel. Those that this machine can run are installed into an empty folder and used without
+a compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
+
+sys.path.insert(0, str(Path(__file__).parent))
+from benchmarking import Row, arguments, record
+from check_dist import MOST_BYTES, wheel_problems
+from workspace import ROOT, finish
+
+PACKAGE = ROOT / "packages" / "ao-kernels"
+OUT = ROOT / "dist" / "wheels"
+LIBRARY = "ao_kernels/cpu/libao_cpu.so"
+PURE = "any"
+#: platform of a wheel -> what zig calls it
+TARGETS = {
+    "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28",
+    "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",
+    "macosx_11_0_arm64": "aarch64-macos.11.0",
+}
+#: libraries that each system has, and torch's; all else must be in the library
+_ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-.*|libtorch_cpu\.so|libSystem\..*")
+_TRY = """
+import json, sys, torch
+from ao_core import quantize_
+from ao_quant import Int4WeightOnlyConfig
+import ao_kernels
+from ao_kernels.cpu import library
+assert ao_kernels.__file__.startswith(sys.argv[1]), ao_kernels.__file__
+layer = torch.nn.Linear(192, 64, dtype=torch.bfloat16)
+x = torch.randn(3, 192, dtype=torch.bfloat16)
+quantize_(layer, Int4WeightOnlyConfig(64))
+error = (layer(x) - torch.nn.functional.linear(x, layer.weight.dequantize(), layer.bias)).abs().max()
+assert error < 0.1, error
+reason = library.unavailable()
+print(json.dumps(reason if reason else library.isa()))
+"""
+
+TEXT = """\
+`nox -s wheels` compiles them by zig {zig} (clang and libc++, linked statically), on any machine. *sets*:
+instruction sets in the library, of which the best one that a processor has is used; *needs*: shared libraries
+of the system and of torch; *glibc*: the oldest that has all symbols, by auditwheel; *here*: what a process
+without a compiler used after it was installed, where this machine can run it."""
+
+
+def module(name: str, *arguments: str | Path) -> list[str]:
+    """The command that runs a module of this Python."""
+    return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def build(platform: str) -> Path:
+    """One wheel."""
+    folder = OUT / platform
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    env = {**os.environ, "AO_WHEEL_PLATFORM": platform}
+    if platform != PURE:
+        env["CXX"] = f"{sys.executable} -m ziglang c++ -target {TARGETS[platform]}"
+    options = "--wheel", "--no-isolation", "--outdir"
+    subprocess.run(module("build", *options, folder, PACKAGE), check=True, env=env)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def library_of(wheel: Path) -> bytes | None:
+    """The compiled library of a wheel, or None."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(LIBRARY) if LIBRARY in archive.namelist() else None
+
+
+def needed(library: bytes) -> list[str] | None:
+    """The shared libraries that a library needs; None: it is of another system than Linux."""
+    if not library.startswith(b"\x7fELF"):
+        return None
+    dynamic: Any = ELFFile(BytesIO(library)).get_section_by_name(".dynamic")
+    return [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+
+
+def audited(wheel: Path) -> tuple[int, int]:
+    """The version of glibc from which on auditwheel finds a wheel usable."""
+    done = subprocess.run(
+        module("auditwheel", "show", wheel), check=True, capture_output=True, text=True
+    )
+    found = re.search(r'platform tag:\s*"manylinux_(\d+)_(\d+)_', done.stdout)
+    if found is None:
+        raise SystemExit(f"error: {wheel.name}: auditwheel says: {done.stdout}")
+    return int(found[1]), int(found[2])
+
+
+def used(wheel: Path) -> str:
+    """The instruction set that a process without a compiler uses, or why it has none."""
+    place = wheel.parent / "installed"
+    options = "-q", "--no-deps", "--upgrade", "--target"
+    subprocess.run(module("pip", "install", *options, place, wheel), check=True)
+    env = {
+        **os.environ,
+        "PATH": str(Path(sys.executable).parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])),
+    }
+    command = [sys.executable, "-c", _TRY, str(place)]
+    done = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True)
+    return str(json.loads(done.stdout))
+
+
+def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
+    """A line of the table, and what is wrong with a wheel."""
+    problems = wheel_problems(wheel)
+    library = library_of(wheel)
+    if (size := wheel.stat().st_size) > MOST_BYTES:
+        problems.append(f"it has {size:,} bytes, at most {MOST_BYTES:,} are allowed")
+    if (library is None) != (platform == PURE):
+        problems.append("it should hold a library" if library is None else "it holds a library")
+    libraries = needed(library) if library else None
+    problems += [
+        f"it needs {name}, which a system may lack"
+        for name in libraries or ()
+        if not _ALLOWED.fullmatch(name)
+    ]
+    glibc = audited(wheel) if platform.startswith("manylinux") else None
+    if glibc and glibc > (2, 28):
+        problems.append(f"it needs glibc {glibc[0]}.{glibc[1]}")
+    names = ("generic", "neon", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx")
+    sets = [name for name in names if library and f"\0{name}\0".encode() in library]
+    runs = platform in (PURE, f"manylinux_2_28_{os.uname().machine}")
+    return {
+        "wheel": "-".join(wheel.stem.split("-")[2:]),
+        "MB": size / 1e6,
+        "sets": ", ".join(sets),
+        "needs": ", ".join(libraries or ()),
+        "glibc": f"{glibc[0]}.{glibc[1]}" if glibc else "",
+        "here": used(wheel) if runs else "",
+    }, [f"{wheel.name}: {problem}" for problem in problems]
+
+
+def main() -> int:
+    """Build and check all of them, or those named."""
+    args = arguments(__doc__, platforms=",".join([*TARGETS, PURE]))
+    version = subprocess.run(
+        module("ziglang", "version"), check=True, capture_output=True, text=True
+    ).stdout.strip()
+    rows, problems = [], []
+    for platform in args.platforms.split(","):
+        row, wrong = row_of(platform, build(platform))
+        rows.append(row)
+        problems += wrong
+    record(args.json, "Wheels of ao-kernels", TEXT.format(zig=version), rows)
+    return finish(problems, f"{len(rows)} wheels")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
