@@ -49,6 +49,8 @@ def spoil(rng: Random, value: Any) -> Any:
     if isinstance(value, Tensor):
         return spoil_tensor(rng, value)
     if isinstance(value, list):
+        if not value:
+            return value
         place = rng.randrange(len(value))
         other = spoil(rng, value[place])
         return rng.choice([value[1:], [*value[:place], other, *value[place + 1 :]]])

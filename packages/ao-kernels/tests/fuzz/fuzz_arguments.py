@@ -300,6 +300,46 @@ def _step(rng: Random, moments: tuple[str, ...]) -> Arguments:
     }  # fmt: skip
 
 
+def rule_step(rng: Random) -> Arguments:
+    """Any program, and moments of every kind."""
+    shapes = [(rng.randint(0, 20), rng.choice([2, 30, 130])) for _ in range(rng.randint(1, 3))]
+    kinds = [rng.randint(0, 2) for _ in range(rng.randint(0, 3))]
+    dtype = rng.choice(ELEMENTS)
+
+    def of(dtype: torch.dtype, block: int = 1) -> list[Tensor]:
+        return [bits_of(rng, (-(-rows * columns // block),), dtype) for rows, columns in shapes]
+
+    found: Arguments = {
+        "params": of(dtype), "grads": of(rng.choice(ELEMENTS)), "lost": rng.choice([[], of(dtype)]),
+        "states": [], "kinds": kinds, "formats": [], "nans": [], "reaches": [], "seed": rng.choice([None, 5]),
+    }  # fmt: skip
+    for kind in kinds:
+        if kind == 0:
+            found["states"] += of(rng.choice(ELEMENTS))
+            continue
+        bits = rng.choice([4, 8]) if kind == 1 else 4
+        found["states"] += of(torch.uint8, 8 // bits)
+        if kind == 1:
+            found["states"] += of(torch.float32, 32 * bits)
+        else:
+            found["states"] += [bits_of(rng, (rows,), torch.float32) for rows, _ in shapes]
+            found["states"] += [bits_of(rng, (columns,), torch.float32) for _, columns in shapes]
+        fmt = format_of(registry.dtypes.get(rng.choice({4: ["int4", "nf4"], 8: ["f8e4m3", "uint8"]}[bits])))
+        assert isinstance(fmt, Format)
+        found["formats"] += [fmt.table, fmt.steps, fmt.order]
+        found["nans"].append(fmt.nan_code)
+        found["reaches"].append(rng.uniform(0.5, 500))
+    program, written = [], list(range(2 + len(kinds)))
+    for _ in range(rng.randint(0, 20)):
+        result = rng.randint(0, 15)
+        program += [rng.randint(0, 12), result, *(rng.choice(written) for _ in range(3))]
+        written.append(result)
+    return {
+        **found, "program": program, "numbers": [rng.gauss(0, 1) for _ in range(len(program) // 5)],
+        "outputs": rng.sample(sorted(set(written)), 1 + len(kinds)),
+    }  # fmt: skip
+
+
 def block_sparse_linear(rng: Random) -> Arguments:
     """Some blocks of a weight, in any order of columns."""
     n, k, side = rng.randint(1, 70), rng.randint(1, 100), rng.choice([16, 32, 48])
@@ -389,6 +429,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "learned_gradients": learned_gradients,
     "adam_step": adam_step,
     "lion_step": lion_step,
+    "rule_step": rule_step,
     "hadamard": hadamard,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,

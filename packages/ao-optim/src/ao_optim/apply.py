@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.ext.kernels import local_shard, local_shards, shard_like
+from ao_core.ext.kernels import BANDS, local_shard, local_shards, select, shard_like
 from ao_core.ext.kernels import run as run_kernel
 from ao_optim.calls import StepCall, moment_spec
 from ao_optim.engine import Work, mixed, run
+from ao_optim.programs import Update
 from ao_optim.quantized import write_rounded
 from ao_optim.rules import Rule
 
@@ -117,7 +120,14 @@ def _apply(
 
 def _format(moment: Tensor) -> Any:
     """Formats are told apart by identity, which takes no time: equal ones might be stepped apart."""
-    return id(moment.spec) if isinstance(moment, QTensor) else moment.dtype
+    if not isinstance(moment, QTensor):
+        return moment.dtype
+    return id(moment.spec), _splits_bytes(moment)
+
+
+def _splits_bytes(moment: QTensor) -> bool:
+    """Whether rows of codes begin amid the elements of a byte, were they one after the other."""
+    return moment.spec.layout == "rank1" and prod(moment.shape[1:]) % 2 != 0
 
 
 def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: int) -> None:
@@ -129,21 +139,23 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
     stochastic = group["rounding"] == "stochastic" and first.dtype == torch.bfloat16
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    told = _TOLD.get(rule.name)
-    if told is None or work.lost or not first.is_contiguous():
+    if not first.is_contiguous():
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
-    op, named, more = told
-    call = StepCall(
-        op,
-        tuple(moment_spec(moments[0]) for moments in work.states.values()),
-        numel=sum(param.numel() for param in work.params),
-        param_dtype=first.dtype,
-        grad_dtype=work.grads[0].dtype,
-        device=first.device.type,
-    )
+    told = None if work.lost else _TOLD.get(rule.name)
+    own = told and _call(told[0], work)
+    update = Update(rule, options, step, maximize)
+    if own is None or _is_reference(own):
+        call = _rule_call(work, update)
+        if own is None or not _is_reference(call):
+            moments = list(work.states.values())
+            run_kernel(
+                call, work.params, work.grads, moments, list(work.lost), update=update, seed=seed
+            )
+            return
+    _, named, more = told
     run_kernel(
-        call,
+        own,
         work.params,
         work.grads,
         *work.states.values(),
@@ -152,3 +164,38 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         maximize=maximize,
         seed=seed,
     )
+
+
+def _call(op: str, work: Work) -> StepCall:
+    first = work.params[0]
+    return StepCall(
+        op,
+        tuple(moment_spec(moments[0]) for moments in work.states.values()),
+        numel=sum(param.numel() for param in work.params),
+        param_dtype=first.dtype,
+        grad_dtype=work.grads[0].dtype,
+        device=first.device.type,
+    )
+
+
+def _rule_call(work: Work, update: Update) -> StepCall:
+    """The call of "rule_step", with what hinders kernels where there are any."""
+    call = _call("rule_step", work)
+    if _is_reference(call):
+        return call
+    obstacle: Any = _obstacle(work) or update.program
+    return replace(call, obstacle=obstacle) if isinstance(obstacle, str) else call
+
+
+def _obstacle(work: Work) -> str | None:
+    for moments in (*work.states.values(), work.lost):
+        if moments and isinstance(moments[0], QTensor):
+            if _splits_bytes(moments[0]):
+                return "rows of an odd number of codes end amid a byte"
+        elif not all(moment.is_contiguous() for moment in moments):
+            return "a moment is not contiguous"
+    return None
+
+
+def _is_reference(call: StepCall) -> bool:
+    return select(call).priority < BANDS["torch"]
