@@ -75,6 +75,8 @@ def ends(name, dtype=torch.float32, shapes=SHAPES, **options):
         ("Adagrad8bit", {"state_format": "rank1_4bit"}),
         ("AdEMAMix8bit", {"state_format": "dynamic8"}),
         ("Lion8bit", {"state_format": "bfloat16"}),
+        ("LAMB8bit", {}),
+        ("LAMB8bit", {"state_format": "rank1_4bit"}),
         ("AdamW8bit", {"rounding": "kahan", "dtype": torch.float16}),
         ("AdamW4bit", {"rounding": "kahan", "dtype": torch.bfloat16}),
         ("AdamW8bit", {"state_format": "float32", "rounding": "nearest", "dtype": torch.bfloat16}),
@@ -109,7 +111,7 @@ def test_what_the_kernel_cannot_do_goes_to_torch_operations(monkeypatch):
     odd = make_params(shapes=((70, 65),))
     train(ao_optim.AdamW4bit(odd), odd, 1)
     matrices = make_params(shapes=((70, 66),))
-    train(ao_optim.LAMB8bit(matrices), matrices, 1)
+    train(ao_optim.Muon8bit(matrices), matrices, 1)
     turned = make_params(shapes=((70, 66),))
     turned[0].data = turned[0].data.t().contiguous().t()
     train(ao_optim.SGD8bit(turned), turned, 1)
@@ -123,8 +125,8 @@ def test_what_the_kernel_cannot_do_goes_to_torch_operations(monkeypatch):
         ("rule_step", "reference_rule_step"),
         ("rule_step", "reference_rule_step"),
     ]
-    assert calls[1][0].obstacle == "the rule lamb looks at whole tensors"
-    assert calls[2][0].obstacle == "a moment is not contiguous"
+    assert calls[1][0].obstacle == "the rule muon cannot be traced: it uses shape, which no program has"
+    assert calls[2][0].obstacle == "a gradient or a moment is not contiguous"
 
 
 def test_a_rule_of_anyone_is_served(monkeypatch):

@@ -24,6 +24,10 @@ VALUES = {
     "magnitude": lambda s, a: a.abs(),
     "at_least": lambda s, a: a.clamp(min=s),
     "at_most": lambda s, a: a.clamp(max=s),
+    "constant": lambda s: torch.tensor(s, dtype=torch.float64),
+    "above": lambda s, a: (a > s).double(),
+    "choose": lambda s, a, b, c: torch.where(a != 0, b, c),
+    "norm": lambda s, a: a.norm(),
 }
 
 
@@ -81,6 +85,7 @@ def test_operations_are_known_by_all():
         (rules.RMSPROP, {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
         (rules.ADAGRAD, {"lr_decay": 0.1}),
         (rules.ADEMAMIX, {"t_alpha": 10, "t_beta3": 10}),
+        (rules.LAMB, {}),
     ],
 )
 def test_programs_do_what_rules_do(rule, options):
@@ -114,10 +119,14 @@ def test_outputs_that_are_one_value_have_registers_of_their_own():
 @pytest.mark.parametrize(
     ("update", "text"),
     [
-        (lambda p, g, s, o, t: p.sub_(g / g.norm()), "custom cannot be traced: it uses norm, which no"),
+        (lambda p, g, s, o, t: p.sub_(g.sum()), "custom cannot be traced: it uses sum, which no program"),
+        (lambda p, g, s, o, t: p.sub_((g / g.norm()).norm()), "norm of what depends on another norm"),
+        (lambda p, g, s, o, t: p.sub_(g.norm(1)), "takes 1 positional argument"),
+        (lambda p, g, s, o, t: p.sub_((g > 0) * p), "unsupported operand"),
+        (lambda p, g, s, o, t: p.sub_(g) if g > 0 else p, "it looks at values"),
         (lambda p, g, s, o, t: p.sub_(g) if g.sqrt() else p, "it looks at values"),
         (lambda p, g, s, o, t: p.sub_(g) if g == 0 else p, "it looks at values"),
-        (lambda p, g, s, o, t: p.copy_(torch.where(g, p, g)), "it uses where, which no program has"),
+        (lambda p, g, s, o, t: p.copy_(torch.where(g, p, g)), "it uses where, which no program"),
         (lambda p, g, s, o, t: p.mul_(torch.ones(())), "it uses multiply with a Tensor"),
         (lambda p, g, s, o, t: p.lerp_(g, torch.ones(())), "it uses lerp with a Tensor"),
         (lambda p, g, s, o, t: p.copy_(torch.ones(()) * g), "torch.mul on something else"),
@@ -132,6 +141,14 @@ def test_what_has_no_program_says_why(update, text):
     assert text in Update(rule, rule.defaults, 1).program
 
 
-def test_rules_of_whole_tensors_have_none():
-    program = Update(rules.LAMB, rules.LAMB.defaults, 1).program
-    assert program == "the rule lamb looks at whole tensors"
+def test_rules_that_compare_choose_element_by_element():
+    def update(param, grad, state, options, step):
+        both = (grad > 0) & (param < 0.5)
+        param.copy_(torch.where(both, param, 2.0) + torch.zeros_like(param))
+
+    check(custom(update), {}, 1)
+
+
+def test_rules_that_ask_for_shapes_have_none():
+    program = Update(rules.MUON, rules.MUON.defaults, 1).program
+    assert program == "the rule muon cannot be traced: it uses shape, which no program has"

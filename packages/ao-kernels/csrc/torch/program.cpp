@@ -71,7 +71,8 @@ void read_formats(const Integers& kinds, const Tensors& formats, const Integers&
   }
 }
 
-Program read_program(const Integers& program, const Reals& numbers, const Integers& outputs, size_t moments) {
+Program read_program(const Integers& program, const Reals& numbers, const Integers& outputs, size_t moments,
+                     int& norms) {
   AO_CHECK(program.size() % kStepSize == 0, "program: has ", program.size(), " numbers; must have 5 per instruction");
   const size_t size = program.size() / kStepSize;
   AO_CHECK(size <= kProgramSteps, "program: has ", size, " instructions; must have at most ", kProgramSteps);
@@ -90,6 +91,10 @@ Program read_program(const Integers& program, const Reals& numbers, const Intege
       (j == 1 ? of.result : of.operands[j - 2]) = static_cast<uint8_t>(step[j]);
     }
     of.number = static_cast<float>(numbers[i]);
+    if (of.operation == Operation::norm) {
+      AO_CHECK(norms < kProgramNorms, "program: has more than ", kProgramNorms, " norms");
+      of.norm = static_cast<uint8_t>(norms++);
+    }
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     check_range("outputs: a register", outputs[i], 0, kProgramRegisters - 1);
@@ -97,6 +102,22 @@ Program read_program(const Integers& program, const Reals& numbers, const Intege
              " is named twice; each output needs one of its own");
   }
   return found;
+}
+
+// Norms are of what is known before any of them.
+void check_norms(const Program& measure) {
+  uint32_t depending = 0;  // registers
+  for (int i = 0; i < measure.size; ++i) {
+    const Instruction& of = measure.code[i];
+    bool depends = false;
+    for (int j = 0; j < kOperands[static_cast<int>(of.operation)]; ++j) {
+      depends = depends || (depending >> of.operands[j] & 1) != 0;
+    }
+    const bool is_norm = of.operation == Operation::norm;
+    AO_CHECK(!(is_norm && depends), "program: has a norm of what depends on another one");
+    depending &= ~(uint32_t{1} << of.result);
+    if (is_norm || depends) depending |= uint32_t{1} << of.result;
+  }
 }
 
 // The parts of all moments in `states`, in the order of moments, their parts, and tensors.
@@ -188,16 +209,18 @@ void rule_step_op(const Tensors& params, const Tensors& grads, const Tensors& lo
   for (const int64_t kind : kinds) check_range("kinds: one", kind, 0, 2);
   s.moments = static_cast<int>(kinds.size());
   read_formats(kinds, formats, nans, reaches, s);
-  const Program all = read_program(program, numbers, outputs, kinds.size());
+  const Program all = read_program(program, numbers, outputs, kinds.size(), s.norms);
   uint32_t of_all = 0, of_surveyed = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     s.outputs[i] = static_cast<uint8_t>(outputs[i]);
     of_all |= uint32_t{1} << outputs[i];
     if (i > 0 && s.kinds[i - 1].keep == Keep::rank1) of_surveyed |= uint32_t{1} << outputs[i];
   }
-  s.update = needed(all, of_all), s.survey = needed(all, of_surveyed);
-  AO_CHECK(s.update.inputs >> (2 + kinds.size()) == 0, "program: reads register ", std::bit_width(s.update.inputs) - 1,
+  s.update = needed(all, of_all), s.survey = needed(all, of_surveyed), s.measure = needed(all, 0, true);
+  const uint32_t inputs = s.update.inputs | s.measure.inputs;
+  AO_CHECK(inputs >> (2 + kinds.size()) == 0, "program: reads register ", std::bit_width(inputs) - 1,
            ", which nothing was written to");
+  check_norms(s.measure);
   if (params.empty()) {
     AO_CHECK(grads.empty() && lost.empty() && states.empty(), "grads, lost, states: must be empty, as `params`");
     return;

@@ -60,24 +60,60 @@ TEST_CASE("operations are those of float32, whatever the place of an element") {
       {Operation::magnitude, [](float a, float, float) { return std::abs(a); }},
       {Operation::at_least, [](float a, float, float s) { return std::max(a, s); }},
       {Operation::at_most, [](float a, float, float s) { return std::min(a, s); }},
+      {Operation::constant, [](float, float, float s) { return s; }},
+      {Operation::above, [](float a, float, float s) { return a > s ? 1.0f : 0.0f; }},
   };
   for (const Case& of : cases) {
-    const auto found = run({{of.operation, 5, {0, 1, 0}, s}}, 5, p, g);
+    const auto found = run({{of.operation, 5, {0, 1, 0}, s, 0}}, 5, p, g);
     for (size_t i = 0; i < size; ++i) REQUIRE(found[i] == of.value(p[i], g[i], s));
   }
-  const auto roots = run({{Operation::multiply, 0, {0, 0}, 0}, {Operation::root, 0, {0}, 0}}, 0, p, g);
+  const auto roots = run({{Operation::multiply, 0, {0, 0}, 0, 0}, {Operation::root, 0, {0}, 0, 0}}, 0, p, g);
   for (size_t i = 0; i < size; ++i) REQUIRE(roots[i] == std::sqrt(p[i] * p[i]));
+  const auto chosen = run({{Operation::above, 3, {0}, 0, 0}, {Operation::choose, 0, {3, 0, 1}, 0, 0}}, 0, p, g);
+  for (size_t i = 0; i < size; ++i) REQUIRE(chosen[i] == (p[i] > 0 ? p[i] : g[i]));
 }
 
 TEST_CASE("only what outputs depend on is left of a program") {
-  const ao::Program all = program({{Operation::scale, 4, {1}, 2},
-                                   {Operation::scale, 5, {0}, 2},
-                                   {Operation::add, 4, {4, 2}, 1},
-                                   {Operation::add, 0, {5, 4}, 1}});
+  const ao::Program all = program({{Operation::scale, 4, {1}, 2, 0},
+                                   {Operation::scale, 5, {0}, 2, 0},
+                                   {Operation::add, 4, {4, 2}, 1, 0},
+                                   {Operation::add, 0, {5, 4}, 1, 0}});
   const ao::Program found = ao::needed(all, 1u << 4);
   CHECK(found.size == 2);
   CHECK(found.inputs == 0b110);
   CHECK(ao::needed(all, 1u).size == 4);
+}
+
+TEST_CASE("norms are of whole tensors, the same with any number of threads") {
+  const std::vector<float> first = ao::test::normal(70001, 1), second = ao::test::normal(300, 2);
+  std::vector<std::vector<float>> results;
+  for (int threads : {1, 3}) {
+    Threads pool(threads);
+    ao::ProgramStep s{};
+    // what is not 0 in the padding of a block does not count
+    const ao::Program all = program({{Operation::shift, 3, {0}, 1, 0},
+                                     {Operation::norm, 3, {3}, 0, 0},
+                                     {Operation::norm, 4, {1}, 0, 1},
+                                     {Operation::add, 0, {3, 4}, -1, 0}});
+    s.norms = 2, s.update = ao::needed(all, 1), s.measure = ao::needed(all, 0, true);
+    CHECK(s.update.inputs == 0);
+    CHECK(s.measure.size == 3);
+    std::vector<float> p = first, p2 = second;
+    std::vector<ao::ProgramTensor> tensors(3);
+    tensors[0].p = p.data(), tensors[0].g = first.data(), tensors[0].count = static_cast<int64_t>(p.size());
+    tensors[2].p = p2.data(), tensors[2].g = second.data(), tensors[2].count = static_cast<int64_t>(p2.size());
+    ao::program_step(s, tensors);
+    const auto norm = [](const std::vector<float>& of, double more) {
+      double sum = 0;
+      for (float v : of) sum += (v + more) * (v + more);
+      return std::sqrt(sum);
+    };
+    for (float v : p) REQUIRE(v == doctest::Approx(norm(first, 1) - norm(first, 0)).epsilon(1e-5));
+    for (float v : p2) REQUIRE(v == doctest::Approx(norm(second, 1) - norm(second, 0)).epsilon(1e-5));
+    p.insert(p.end(), p2.begin(), p2.end());
+    results.push_back(p);
+  }
+  CHECK(results[0] == results[1]);
 }
 
 TEST_CASE("scales of rows and columns are the greatest of new moments, with any number of threads") {
@@ -90,9 +126,9 @@ TEST_CASE("scales of rows and columns are the greatest of new moments, with any 
     s.moments = 1, s.kinds[0].keep = ao::Keep::rank1, s.kinds[0].nibbles = sixteenths();
     s.outputs[0] = 0, s.outputs[1] = 2;
     // v becomes v / 2 + g^2 / 2, and p becomes v
-    const ao::Program all = program({{Operation::scale, 2, {2}, 0.5f},
-                                     {Operation::add_product, 2, {2, 1, 1}, 0.5f},
-                                     {Operation::scale, 0, {2}, 1}});
+    const ao::Program all = program({{Operation::scale, 2, {2}, 0.5f, 0},
+                                     {Operation::add_product, 2, {2, 1, 1}, 0.5f, 0},
+                                     {Operation::scale, 0, {2}, 1, 0}});
     s.update = ao::needed(all, 0b101), s.survey = ao::needed(all, 0b100);
     std::vector<float> p(g.size()), of_rows(static_cast<size_t>(rows), 0.25f), of_columns(static_cast<size_t>(columns));
     for (size_t j = 0; j < of_columns.size(); ++j) of_columns[j] = 0.01f * static_cast<float>(j);

@@ -329,10 +329,13 @@ def rule_step(rng: Random) -> Arguments:
         found["formats"] += [fmt.table, fmt.steps, fmt.order]
         found["nans"].append(fmt.nan_code)
         found["reaches"].append(rng.uniform(0.5, 500))
-    program, written = [], list(range(2 + len(kinds)))
+    written = list(range(2 + len(kinds)))
+    program = []
+    if rng.random() < 0.5:  # a norm, of which no other one depends
+        program, written = [16, 15, 1, 0, 0], [*written, 15]
     for _ in range(rng.randint(0, 20)):
         result = rng.randint(0, 15)
-        program += [rng.randint(0, 12), result, *(rng.choice(written) for _ in range(3))]
+        program += [rng.randint(0, 15), result, *(rng.choice(written) for _ in range(3))]
         written.append(result)
     return {
         **found, "program": program, "numbers": [rng.gauss(0, 1) for _ in range(len(program) // 5)],

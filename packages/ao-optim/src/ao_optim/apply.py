@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.ext.kernels import BANDS, local_shard, local_shards, select, shard_like
+from ao_core.ext.kernels import BANDS, is_sharded, local_shard, local_shards, select, shard_like
 from ao_core.ext.kernels import run as run_kernel
 from ao_optim.calls import StepCall, moment_spec
 from ao_optim.engine import Work, mixed, run
@@ -188,12 +188,14 @@ def _rule_call(work: Work, update: Update) -> StepCall:
 
 
 def _obstacle(work: Work) -> str | None:
-    for moments in (*work.states.values(), work.lost):
+    if is_sharded(work.params[0]):
+        return "the rule looks at whole tensors, of which there are shards"
+    for moments in (work.grads, *work.states.values(), work.lost):
         if moments and isinstance(moments[0], QTensor):
             if _splits_bytes(moments[0]):
                 return "rows of an odd number of codes end amid a byte"
         elif not all(moment.is_contiguous() for moment in moments):
-            return "a moment is not contiguous"
+            return "a gradient or a moment is not contiguous"
     return None
 
 

@@ -31,6 +31,10 @@ OPERATIONS = {
     "magnitude": "abs(a)",
     "at_least": "max(a, s)",
     "at_most": "min(a, s)",
+    "constant": "s",
+    "above": "1 where a > s, else 0",
+    "choose": "b where a is not 0, else c",
+    "norm": "the root of the sum of all a**2 of a tensor, for each element; of none that depends on one",
 }
 #: divisors whose inverses are far from the ends of float32
 _LEAST, _GREATEST = 2.0**-100, 2.0**100
@@ -77,8 +81,6 @@ class Update:
     def program(self) -> Program | str:
         """The update as a program, or a sentence that says why there is none."""
         rule = self.rule
-        if not rule.elementwise:
-            return f"the rule {rule.name} looks at whole tensors"
         tape: list[Step] = []
         names = [slot.name for slot in rule.slots(self.options)]
         param, grad, *moments = (Traced(tape, place) for place in range(2 + len(names)))
@@ -121,9 +123,14 @@ class Traced:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name == "where" and len(args) == 3 and isinstance(args[0], _Mask):
+            return args[0].choose(*args[1:])
         if not args or not isinstance(args[0], cls):
-            raise _UntraceableError(f"it uses torch.{func.__name__} on something else")
-        return getattr(args[0], func.__name__)(*args[1:], **(kwargs or {}))
+            raise _UntraceableError(f"it uses torch.{name} on something else")
+        if name in ("ones_like", "zeros_like") and len(args) == 1 and not kwargs:
+            return args[0]._constant(float(name == "ones_like"))
+        return getattr(args[0], name)(*args[1:], **kwargs)
 
     def _note(self, operation: str, *others: Any, number: Any = 0.0) -> Traced:
         if not _is_number(number):
@@ -132,15 +139,27 @@ class Traced:
             if not isinstance(other, Traced) or other._tape is not self._tape:
                 raise _UntraceableError(f"it uses {operation} with a {type(other).__name__}")
         operands = (self._place, *(other._place for other in others))
-        self._tape.append(Step(operation, len(self._tape), operands, float(number)))
+        return self._add(operation, operands, float(number))
+
+    def _constant(self, number: Any) -> Traced:
+        return number if isinstance(number, Traced) else self._add("constant", (), float(number))
+
+    def _add(self, operation: str, operands: tuple[int, ...], number: float) -> Traced:
+        self._tape.append(Step(operation, len(self._tape), operands, number))
         return Traced(self._tape, len(self._tape) - 1)
 
     def _refuse(self, *_: Any) -> Any:
         raise _UntraceableError("it looks at values")
 
     __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __setitem__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __le__ = __ge__ = __contains__ = __setitem__ = _refuse  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
+
+    def __gt__(self, other: Any) -> _Mask:
+        return _Mask(self._note("above", number=other))
+
+    def __lt__(self, other: Any) -> _Mask:
+        return -self > -other
 
     def __neg__(self) -> Traced:
         return self._note("scale", number=-1.0)
@@ -186,6 +205,28 @@ class Traced:
     def _become(self, other: Traced) -> Traced:
         self._place = other._place
         return self
+
+
+class _Mask:
+    """Where a traced tensor compares: what `torch.where` takes, and `&`, but no arithmetic."""
+
+    __slots__ = ("_ones",)
+
+    def __init__(self, ones: Traced) -> None:
+        self._ones = ones
+
+    def __and__(self, other: Any) -> _Mask:
+        if not isinstance(other, _Mask):
+            raise _UntraceableError(f"it uses & with a {type(other).__name__}")
+        return _Mask(self._ones * other._ones)
+
+    def choose(self, yes: Any, no: Any) -> Traced:
+        """Of two tensors or numbers."""
+        return self._ones._note("choose", self._ones._constant(yes), self._ones._constant(no))
+
+    __torch_function__ = Traced.__torch_function__
+    __bool__ = __eq__ = Traced._refuse  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _is_number(value: Any) -> bool:
@@ -269,6 +310,7 @@ _METHODS: Mapping[str, Callable[..., Traced]] = {
     "lerp": _lerp,
     "mul": _mul,
     "neg": lambda x: -x,
+    "norm": lambda x: x._note("norm"),
     "pow": _pow,
     "reciprocal": lambda x: x._note("over", number=1.0),
     "rsqrt": lambda x: x._note("root")._note("over", number=1.0),
@@ -277,6 +319,17 @@ _METHODS: Mapping[str, Callable[..., Traced]] = {
     "square": _square,
     "sub": _sub,
 }
+
+
+def _check_norms(tape: list[Step]) -> None:
+    """One pass finds all norms: none may depend on another."""
+    depending: set[int] = set()
+    for place, step in enumerate(tape):
+        depends = not depending.isdisjoint(step.operands)
+        if depends and step.operation == "norm":
+            raise _UntraceableError("it uses the norm of what depends on another norm")
+        if depends or step.operation == "norm":
+            depending.add(place)
 
 
 def _allocated(tape: list[Step], ends: list[Any]) -> Program:
@@ -292,6 +345,7 @@ def _allocated(tape: list[Step], ends: list[Any]) -> Program:
         places.append(end._note("scale", number=1.0)._place if taken else end._place)
     if wrong := next((step for step in tape if not isfinite(step.number)), None):
         raise _UntraceableError(f"it uses {wrong.operation} with {wrong.number}")
+    _check_norms(tape)
     last = {place: number for number, step in enumerate(tape) for place in step.operands}
     last.update((place, len(tape)) for place in places)
     registers: dict[int, int] = {}

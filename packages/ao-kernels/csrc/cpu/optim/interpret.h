@@ -21,7 +21,19 @@ static inline void map(float* out, const float* of, Value value) {
   __builtin_memcpy(out, found, sizeof found);
 }
 
-static inline void interpret(const Program& program, Numbers* registers) {
+// What sums up to a norm; the first `count` numbers.
+static inline float sum_of_squares(const float* x, int count) {
+  F sums = splat(0.0f);
+  for (int i = 0; i < count; i += 16) {
+    const F v = load_as(Element::f32, x + i, count - i);
+    sums = fma(v, v, sums);
+  }
+  return sum(sums);
+}
+
+// norms: known ones, or, where `sums` is not null, of no account: then their sums of squares are written there.
+static inline void interpret(const Program& program, Numbers* registers, int count, const float* norms,
+                             float* sums = nullptr) {
   for (int n = 0; n < program.size; ++n) {
     const Instruction& of = program.code[n];
     float* r = registers[of.result].values;
@@ -45,6 +57,21 @@ static inline void interpret(const Program& program, Numbers* registers) {
       case Operation::magnitude: fill(r, [&](int i) { return abs(a(i)); }); break;
       case Operation::at_least: fill(r, [&](int i) { return max(s, a(i)); }); break;
       case Operation::at_most: fill(r, [&](int i) { return min(s, a(i)); }); break;
+      case Operation::constant: fill(r, [&](int) { return s; }); break;
+      case Operation::above: map(r, x, [&](float v) { return v > of.number ? 1.0f : 0.0f; }); break;
+      case Operation::choose: {
+        float found[kBlock];
+        for (int i = 0; i < kBlock; ++i) found[i] = x[i] != 0 ? y[i] : z[i];
+        __builtin_memcpy(r, found, sizeof found);
+        break;
+      }
+      case Operation::norm:
+        if (sums != nullptr) {
+          sums[of.norm] = sum_of_squares(x, count);
+        } else {
+          fill(r, [known = splat(norms[of.norm])](int) { return known; });
+        }
+        break;
     }
   }
 }

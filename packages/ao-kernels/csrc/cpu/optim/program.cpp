@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <mutex>
 
@@ -61,17 +62,33 @@ std::vector<float> scales_of(const std::vector<uint32_t>& greatest, float reach)
   return scales;
 }
 
+// Fills in the norms of all tensors.
+void measure(const ProgramStep& s, std::vector<ProgramTensor>& tensors, int64_t blocks) {
+  std::vector<float> sums(static_cast<size_t>(blocks * s.norms));
+  parallel_for(0, blocks, kGrain,
+               [&](int64_t begin, int64_t end) { isa().programs.measure(s, begin, end, sums.data()); });
+  for (ProgramTensor& t : tensors) {
+    for (int k = 0; k < s.norms; ++k) {
+      double sum = 0;  // in one order, whatever the threads
+      for (int64_t i = t.first; i < t.first + blocks_of(t); ++i) sum += sums[static_cast<size_t>(i * s.norms + k)];
+      t.norms[k] = static_cast<float>(std::sqrt(sum));
+    }
+  }
+}
+
 }  // namespace
 
-Program needed(const Program& program, uint32_t outputs) {
+Program needed(const Program& program, uint32_t outputs, bool with_norms) {
   Program found{};
   found.inputs = outputs;
   const auto bit = [](uint8_t number) { return uint32_t{1} << number; };
   for (int i = program.size; i-- > 0;) {
     const Instruction& of = program.code[i];
-    if ((found.inputs & bit(of.result)) == 0) continue;
+    const bool is_norm = of.operation == Operation::norm;
+    if ((found.inputs & bit(of.result)) == 0 && !(is_norm && with_norms)) continue;
     found.inputs &= ~bit(of.result);
-    for (int j = 0; j < kOperands[static_cast<int>(of.operation)]; ++j) found.inputs |= bit(of.operands[j]);
+    const int operands = is_norm && !with_norms ? 0 : kOperands[static_cast<int>(of.operation)];
+    for (int j = 0; j < operands; ++j) found.inputs |= bit(of.operands[j]);
     found.code[found.size++] = of;
   }
   std::reverse(found.code, found.code + found.size);
@@ -85,6 +102,7 @@ void program_step(ProgramStep& s, std::vector<ProgramTensor>& tensors) {
     blocks += blocks_of(t);
   }
   s.tensors = tensors.data(), s.size = static_cast<int64_t>(tensors.size());
+  if (s.norms > 0) measure(s, tensors, blocks);
   std::vector<std::vector<float>> scales;  // of rows and columns, for every moment and tensor
   for (int k = 0; k < s.moments; ++k) {
     if (s.kinds[k].keep != Keep::rank1) continue;

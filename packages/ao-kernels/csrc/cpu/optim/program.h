@@ -1,7 +1,7 @@
 // Steps of rules that are told as programs: what an instruction set provides, and what it is told.
 //
-// A program updates every element by itself. Its registers hold a block of 256 elements each: number 0 the parameter,
-// 1 the gradient, from 2 on the moments, as it begins.
+// A program updates every element by itself, but for norms, which are of whole tensors. Its registers hold a block of
+// 256 elements each: number 0 the parameter, 1 the gradient, from 2 on the moments, as it begins.
 #pragma once
 #include "kernels.h"
 
@@ -22,17 +22,22 @@ enum class Operation : uint8_t {
   magnitude,
   at_least,  // the greater one of a and s; NaN stays
   at_most,
+  constant,  // s
+  above,     // 1 where a > s, else 0
+  choose,    // b where a is not 0, else c
+  norm,      // the root of the sum of the squares of all a; no a depends on another norm
 };
-constexpr int kOperands[] = {1, 1, 2, 2, 2, 1, 3, 3, 1, 1, 1, 1, 1};  // of each operation
+constexpr int kOperands[] = {1, 1, 2, 2, 2, 1, 3, 3, 1, 1, 1, 1, 1, 0, 1, 3, 1};  // of each operation
 constexpr int kOperations = sizeof kOperands / sizeof *kOperands;
 
 // As many as fit a level 1 cache, and more than any rule of ao-optim takes.
-constexpr int kProgramMoments = 4, kProgramRegisters = 16, kProgramSteps = 96;
+constexpr int kProgramMoments = 4, kProgramRegisters = 16, kProgramSteps = 96, kProgramNorms = 4;
 
 struct Instruction {
   Operation operation;
   uint8_t result, operands[3];
   float number;
+  uint8_t norm;  // which norm it is
 };
 
 struct Program {
@@ -77,6 +82,7 @@ struct ProgramTensor {
   int64_t count;
   int64_t columns;  // of the matrix that rank1 sees; even
   int64_t first;    // blocks of all tensors before it
+  float norms[kProgramNorms];
 };
 
 struct ProgramStep {
@@ -85,8 +91,10 @@ struct ProgramStep {
   Element p_type, g_type;
   int moments;
   MomentKind kinds[kProgramMoments];
-  Program update;  // all of it
+  int norms;       // how many there are
+  Program update;  // all of it, where norms are known
   Program survey;  // what new moments with the scales of rows and columns depend on
+  Program measure; // what norms depend on, and the norms
   uint8_t outputs[1 + kProgramMoments];  // registers that hold the parameter and the moments when it has ended
   bool stochastic;  // bfloat16 is rounded so
   uint64_t seed;
@@ -95,6 +103,8 @@ struct ProgramStep {
 struct ProgramKernels {
   // items: blocks of all tensors
   void (*step)(const ProgramStep&, int64_t begin, int64_t end);
+  // Sums of squares (block, norm).
+  void (*measure)(const ProgramStep&, int64_t begin, int64_t end, float* sums);
   // Blocks of one tensor: raises `rows`, from that of the first element on, and `columns` to the greatest magnitudes
   // of a new moment, as bits.
   void (*survey)(const ProgramStep&, int64_t tensor, int moment, int64_t begin, int64_t end, uint32_t* rows,

@@ -55,22 +55,39 @@ static inline void store_outputs(const ProgramStep& s, int64_t number, int64_t f
   }
 }
 
-static void step_blocks(const ProgramStep& s, int64_t begin, int64_t end) {
+// f(number of the tensor, its first element, how many) of each block.
+template <class Block>
+static inline void by_blocks(const ProgramStep& s, int64_t begin, int64_t end, Block each) {
   int64_t low = 0, high = s.size;  // the last tensor that does not begin beyond the first block
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     (s.tensors[middle].first <= begin ? low : high) = middle;
   }
-  Numbers registers[kProgramRegisters];
   for (; begin < end; ++begin) {
     while (begin >= s.tensors[low].first + (s.tensors[low].count + kBlock - 1) / kBlock) ++low;
-    const ProgramTensor& t = s.tensors[low];
-    const int64_t from = (begin - t.first) * kBlock;
-    const int count = count_at(t, from);
-    load_inputs(s, s.update, t, from, count, registers);
-    interpret(s.update, registers);
-    store_outputs(s, low, from, count, registers);
+    const int64_t from = (begin - s.tensors[low].first) * kBlock;
+    each(low, from, count_at(s.tensors[low], from));
   }
+}
+
+static void step_blocks(const ProgramStep& s, int64_t begin, int64_t end) {
+  Numbers registers[kProgramRegisters];
+  by_blocks(s, begin, end, [&](int64_t number, int64_t from, int count) {
+    const ProgramTensor& t = s.tensors[number];
+    load_inputs(s, s.update, t, from, count, registers);
+    interpret(s.update, registers, count, t.norms);
+    store_outputs(s, number, from, count, registers);
+  });
+}
+
+static void measure_blocks(const ProgramStep& s, int64_t begin, int64_t end, float* sums) {
+  Numbers registers[kProgramRegisters];
+  sums += begin * s.norms;
+  by_blocks(s, begin, end, [&](int64_t number, int64_t from, int count) {
+    load_inputs(s, s.measure, s.tensors[number], from, count, registers);
+    interpret(s.measure, registers, count, nullptr, sums);
+    sums += s.norms;
+  });
 }
 
 static void survey_blocks(const ProgramStep& s, int64_t number, int moment, int64_t begin, int64_t end,
@@ -83,7 +100,7 @@ static void survey_blocks(const ProgramStep& s, int64_t number, int moment, int6
     const int64_t from = begin * kBlock;
     const int count = count_at(t, from);
     load_inputs(s, s.survey, t, from, count, registers);
-    interpret(s.survey, registers);
+    interpret(s.survey, registers, count, t.norms);
     by_rows(t.columns, from, count, [&](int64_t row, int64_t column, int i, int n) {
       uint32_t greatest = rows[row - first_row], *others = columns + column;
       for (int j = 0; j < n; ++j) {
@@ -96,6 +113,6 @@ static void survey_blocks(const ProgramStep& s, int64_t number, int moment, int6
   }
 }
 
-constexpr ProgramKernels kProgramKernels = {.step = step_blocks, .survey = survey_blocks};
+constexpr ProgramKernels kProgramKernels = {.step = step_blocks, .measure = measure_blocks, .survey = survey_blocks};
 
 }  // namespace ao::AO_ISA::programs

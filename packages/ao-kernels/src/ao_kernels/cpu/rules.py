@@ -1,4 +1,4 @@
-"""The kernel of `rule_step`: one pass over all parameters, gradients and moments, which runs a program."""
+"""The kernel of `rule_step`: a program for all parameters, block by block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ELEMENT_FORMATS = ("fp32", "bf16", "fp16")
 #: the operations of ao-optim's programs, in the order of `Operation` of csrc/cpu/optim/program.h
 _OPERATIONS = (
     "scale", "shift", "add", "multiply", "divide", "over", "add_product", "add_ratio", "root", "sign",
-    "magnitude", "at_least", "at_most",
+    "magnitude", "at_least", "at_most", "constant", "above", "choose", "norm",
 )  # fmt: skip
 _CODES = {name: code for code, name in enumerate(_OPERATIONS)}
 #: elements that share a scale, in flat moments of 4 bits
@@ -35,6 +35,8 @@ _NIBBLE_BLOCK = 128
 _DENSE, _FLAT, _RANK1 = 0, 1, 2
 #: how many moments and registers a program may have, and steps
 _MOMENTS, _REGISTERS, _STEPS = 4, 16, 96
+#: how many of the steps may be norms
+_NORMS = 4
 
 
 class Program(Protocol):
@@ -82,8 +84,8 @@ def rule_step(
 
     The program is run in float32 for a block of 256 elements after the other, one operation at a time. Each
     operation is rounded once, but "add_product" and "add_ratio", whose products and quotients are rounded too.
-    Moments get the scales and codes that `quantize` gives for the new ones. Those with scales of rows and
-    columns take a pass before, which finds the greatest magnitudes. `seed`: see csrc/cpu/optim/philox.h.
+    Moments get the scales and codes that `quantize` gives for the new ones. Norms, and scales of rows and
+    columns, take a pass before, which computes what they are of. `seed`: see csrc/cpu/optim/philox.h.
 
     Raises:
         UnsupportedOp: a tensor or the program is not of the kind that the kernel takes; nothing has changed.
@@ -124,6 +126,10 @@ def _usable(program: Program | str) -> Program:
         raise UnsupportedOp(
             f"update: rule_step of ao-kernels has {_REGISTERS} registers for up to {_STEPS} steps, and the "
             f"program takes {program.registers} for {len(program.steps)}"
+        )
+    if (norms := sum(step[0] == "norm" for step in program.steps)) > _NORMS:
+        raise UnsupportedOp(
+            f"update: rule_step of ao-kernels takes up to {_NORMS} norms, not {norms}"
         )
     if unknown := sorted({step[0] for step in program.steps} - set(_CODES)):
         raise UnsupportedOp(f"update: rule_step of ao-kernels does not know {', '.join(unknown)}")
@@ -196,8 +202,7 @@ def _refuses(call: StepCall) -> str | None:
 
 
 def _describe(call: StepCall) -> str:
-    surveyed = any(spec.layout == "rank1" for spec in call.specs)
-    return f"{isa()}, all parameters in {'two passes' if surveyed else 'one pass'}"
+    return f"{isa()}, all parameters, block by block"
 
 
 RULE_KERNELS = (
