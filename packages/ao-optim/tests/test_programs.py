@@ -122,7 +122,7 @@ def test_outputs_that_are_one_value_have_registers_of_their_own():
         (lambda p, g, s, o, t: p.sub_(g.sum()), "custom cannot be traced: it uses sum, which no program"),
         (lambda p, g, s, o, t: p.sub_((g / g.norm()).norm()), "norm of what depends on another norm"),
         (lambda p, g, s, o, t: p.sub_(g.norm(1)), "takes 1 positional argument"),
-        (lambda p, g, s, o, t: p.sub_((g > 0) * p), "unsupported operand"),
+        (lambda p, g, s, o, t: p.sub_((g > 0) * p), "it uses multiply with a _Mask"),
         (lambda p, g, s, o, t: p.sub_(g) if g > 0 else p, "it looks at values"),
         (lambda p, g, s, o, t: p.sub_(g) if g.sqrt() else p, "it looks at values"),
         (lambda p, g, s, o, t: p.sub_(g) if g == 0 else p, "it looks at values"),

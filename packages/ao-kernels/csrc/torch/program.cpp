@@ -132,12 +132,12 @@ class Parts {
     return found;
   }
 
-  // The next part, whose elements are float32 and of any number.
-  Tensors next_scales() {
+  // The next part, of any number of elements.
+  Tensors next(ScalarType dtype) {
     const Tensors found = take();
     for (const Tensor& tensor : found) {
       check_cpu("states", tensor);
-      check_dtype("states", tensor, {ScalarType::Float});
+      check_dtype("states", tensor, {dtype});
       check_contiguous("states", tensor);
       check_aligned("states", tensor);
     }
@@ -181,19 +181,22 @@ void read_moment(Parts& parts, size_t k, ProgramStep& s, std::vector<ProgramTens
     kind.type = element_of("states", dtype);
     return each(parts.next(dtype, 1), set_codes);
   }
-  each(parts.next(ScalarType::Byte, kind.keep == Keep::bytes ? 1 : 2), set_codes);
   if (kind.keep != Keep::rank1) {
+    each(parts.next(ScalarType::Byte, kind.keep == Keep::bytes ? 1 : 2), set_codes);
     return each(parts.next(ScalarType::Float, kind.keep == Keep::bytes ? kStateBlock : kNibbleBlock), set_scales);
   }
-  const Tensors rows = parts.next_scales(), columns = parts.next_scales();
+  const Tensors codes = parts.next(ScalarType::Byte);
+  const Tensors rows = parts.next(ScalarType::Float), columns = parts.next(ScalarType::Float);
+  each(codes, set_codes);
   each(rows, set_scales);
   each(columns, set_columns);
   for (size_t i = 0; i < tensors.size(); ++i) {
     ProgramTensor& t = tensors[i];
     const int64_t height = rows[i].numel(), width = columns[i].numel();
-    AO_CHECK(width > 0 && width % 2 == 0, "states: there are ", width, " scales of columns; must be an even number");
+    AO_CHECK(width > 0, "states: there are no scales of columns");
     AO_CHECK(t.count % width == 0 && height == t.count / width, "states: there are ", height, " scales of rows and ",
              width, " of columns, for ", t.count, " elements");
+    check_numel("states", codes[i], height * ((width + 1) / 2), "half a byte per element, in whole bytes per row");
     AO_CHECK(t.columns == 0 || t.columns == width, "states: moments see matrices of ", t.columns, " and ", width,
              " columns; must be as many");
     t.columns = width;

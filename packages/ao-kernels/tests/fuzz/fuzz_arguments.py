@@ -302,7 +302,7 @@ def _step(rng: Random, moments: tuple[str, ...]) -> Arguments:
 
 def rule_step(rng: Random) -> Arguments:
     """Any program, and moments of every kind."""
-    shapes = [(rng.randint(0, 20), rng.choice([2, 30, 130])) for _ in range(rng.randint(1, 3))]
+    shapes = [(rng.randint(0, 20), rng.choice([1, 30, 131])) for _ in range(rng.randint(1, 3))]
     kinds = [rng.randint(0, 2) for _ in range(rng.randint(0, 3))]
     dtype = rng.choice(ELEMENTS)
 
@@ -318,10 +318,11 @@ def rule_step(rng: Random) -> Arguments:
             found["states"] += of(rng.choice(ELEMENTS))
             continue
         bits = rng.choice([4, 8]) if kind == 1 else 4
-        found["states"] += of(torch.uint8, 8 // bits)
         if kind == 1:
-            found["states"] += of(torch.float32, 32 * bits)
+            found["states"] += [*of(torch.uint8, 8 // bits), *of(torch.float32, 32 * bits)]
         else:
+            sizes = [rows * -(-columns // 2) for rows, columns in shapes]
+            found["states"] += [bits_of(rng, (size,), torch.uint8) for size in sizes]
             found["states"] += [bits_of(rng, (rows,), torch.float32) for rows, _ in shapes]
             found["states"] += [bits_of(rng, (columns,), torch.float32) for _, columns in shapes]
         fmt = format_of(registry.dtypes.get(rng.choice({4: ["int4", "nf4"], 8: ["f8e4m3", "uint8"]}[bits])))

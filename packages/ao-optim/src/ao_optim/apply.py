@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from math import prod
 from typing import Any
 
 import torch
@@ -120,14 +119,7 @@ def _apply(
 
 def _format(moment: Tensor) -> Any:
     """Formats are told apart by identity, which takes no time: equal ones might be stepped apart."""
-    if not isinstance(moment, QTensor):
-        return moment.dtype
-    return id(moment.spec), _splits_bytes(moment)
-
-
-def _splits_bytes(moment: QTensor) -> bool:
-    """Whether rows of codes begin amid the elements of a byte, were they one after the other."""
-    return moment.spec.layout == "rank1" and prod(moment.shape[1:]) % 2 != 0
+    return id(moment.spec) if isinstance(moment, QTensor) else moment.dtype
 
 
 def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: int) -> None:
@@ -190,11 +182,9 @@ def _rule_call(work: Work, update: Update) -> StepCall:
 def _obstacle(work: Work) -> str | None:
     if is_sharded(work.params[0]):
         return "the rule looks at whole tensors, of which there are shards"
-    for moments in (work.grads, *work.states.values(), work.lost):
-        if moments and isinstance(moments[0], QTensor):
-            if _splits_bytes(moments[0]):
-                return "rows of an odd number of codes end amid a byte"
-        elif not all(moment.is_contiguous() for moment in moments):
+    for tensors in (work.grads, *work.states.values(), work.lost):
+        dense = not tensors or not isinstance(tensors[0], QTensor)
+        if dense and not all(tensor.is_contiguous() for tensor in tensors):
             return "a gradient or a moment is not contiguous"
     return None
 

@@ -56,6 +56,39 @@ static inline void spread(const float* rows, const float* columns, int64_t width
   });
 }
 
+// Codes of 4 bits of `n` elements of a row, of which the first one is in the upper half of its byte where `odd` is 1.
+static inline void unpack_run(const uint8_t* from, int odd, int n, uint8_t* codes) {
+  uint8_t bytes[kBlock / 2 + 1], all[kBlock + 2];
+  const int size = (odd + n + 1) / 2;
+  __builtin_memcpy(bytes, from, static_cast<size_t>(size));
+  for (int i = 0; i < size; ++i) all[2 * i] = bytes[i] & 15, all[2 * i + 1] = bytes[i] >> 4;
+  __builtin_memcpy(codes, all + odd, static_cast<size_t>(n));
+}
+
+// Half a byte, whose other half another thread may write at the same time.
+static inline void write_half(uint8_t* to, uint8_t half, uint8_t kept) {
+  __atomic_fetch_and(to, kept, __ATOMIC_RELAXED);
+  __atomic_fetch_or(to, half, __ATOMIC_RELAXED);
+}
+
+static inline void pack_run(uint8_t* to, int odd, int n, bool ends_row, const uint8_t* codes) {
+  uint8_t bytes[kBlock / 2 + 1], all[kBlock + 2];
+  const int size = (odd + n + 1) / 2;
+  all[0] = all[2 * size - 1] = 0;
+  __builtin_memcpy(all + odd, codes, static_cast<size_t>(n));
+  for (int i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>(all[2 * i] | all[2 * i + 1] << 4);
+  const int last = size - ((odd + n) % 2 != 0 && !ends_row);  // the first byte that is not this run's alone
+  if (last > odd) __builtin_memcpy(to + odd, bytes + odd, static_cast<size_t>(last - odd));
+  if (odd) write_half(to, bytes[0], 0x0f);
+  if (last < size) write_half(to + last, bytes[last], 0xf0);
+}
+
+static inline void pack_codes(const uint8_t* codes, int count, uint8_t* to) {
+  uint8_t packed[kBlock / 2];
+  for (int i = 0; i < kBlock / 2; ++i) packed[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+  __builtin_memcpy(to, packed, static_cast<size_t>(count + 1) / 2);
+}
+
 static inline void load_moment(const MomentKind& kind, const ProgramTensor& t, const ProgramMoment& m, int64_t from,
                                int count, float* out) {
   const uint8_t* codes = static_cast<const uint8_t*>(m.codes);
@@ -64,7 +97,17 @@ static inline void load_moment(const MomentKind& kind, const ProgramTensor& t, c
   if (kind.keep == Keep::bytes) {
     return optim::decode_block(kind.bytes, padded(codes + from, count, kBlock, copy), m.scales[from / kBlock], out);
   }
-  codes = padded(codes + from / 2, (count + 1) / 2, kBlock / 2, copy);
+  const bool splits = kind.keep == Keep::rank1 && t.columns % 2 != 0;  // rows begin with a new byte
+  if (splits) {
+    uint8_t apart[kBlock] = {};
+    by_rows(t.columns, from, count, [&](int64_t row, int64_t column, int i, int n) {
+      unpack_run(codes + row * ((t.columns + 1) / 2) + column / 2, static_cast<int>(column % 2), n, apart + i);
+    });
+    pack_codes(apart, kBlock, copy);
+    codes = copy;
+  } else {
+    codes = padded(codes + from / 2, (count + 1) / 2, kBlock / 2, copy);
+  }
   float scales[kBlock];
   if (kind.keep == Keep::rank1) {
     spread(m.scales, m.columns, t.columns, from, count, scales);
@@ -78,10 +121,9 @@ static inline void load_moment(const MomentKind& kind, const ProgramTensor& t, c
   }
 }
 
-// Codes of 4 bits of numbers over their scales.
-static inline void store_nibbles(const NibbleFormat& f, const float* values, const float* scales, bool has_nan,
-                                 int count, uint8_t* to) {
-  uint8_t codes[kBlock], packed[kBlock / 2];
+// Codes of 4 bits of numbers over their scales, zeros from `count` on.
+static inline void nibbles_of(const NibbleFormat& f, const float* values, const float* scales, bool has_nan,
+                              int count, uint8_t* codes) {
   for (int i = 0; i < kBlock; ++i) {
     const int32_t bits = static_cast<int32_t>(bits_of(values[i] / scales[i]));
     const int32_t key = bits ^ (bits >> 31 & 0x7fffffff);
@@ -96,8 +138,6 @@ static inline void store_nibbles(const NibbleFormat& f, const float* values, con
     if (scales[i] != scales[i]) codes[i] = f.nan_code;
   }
   for (int i = count; i < kBlock; ++i) codes[i] = 0;
-  for (int i = 0; i < kBlock / 2; ++i) packed[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-  __builtin_memcpy(to, packed, static_cast<size_t>(count + 1) / 2);
 }
 
 static inline void store_moment(const MomentKind& kind, const ProgramTensor& t, const ProgramMoment& m, int64_t from,
@@ -127,7 +167,13 @@ static inline void store_moment(const MomentKind& kind, const ProgramTensor& t, 
       for (int j = i; j < i + kNibbleBlock; ++j) scales[j] = scale;
     }
   }
-  store_nibbles(f, of.values, scales, has_nan, count, codes + from / 2);
+  uint8_t found[kBlock];
+  nibbles_of(f, of.values, scales, has_nan, count, found);
+  if (kind.keep != Keep::rank1 || t.columns % 2 == 0) return pack_codes(found, count, codes + from / 2);
+  by_rows(t.columns, from, count, [&](int64_t row, int64_t column, int i, int n) {
+    uint8_t* to = codes + row * ((t.columns + 1) / 2) + column / 2;
+    pack_run(to, static_cast<int>(column % 2), n, column + n == t.columns, found + i);
+  });
 }
 
 }  // namespace ao::AO_ISA::programs

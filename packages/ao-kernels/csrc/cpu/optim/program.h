@@ -80,7 +80,7 @@ struct ProgramTensor {
   void* lost;  // what rounding took from each parameter; null: nothing is kept
   ProgramMoment moments[kProgramMoments];
   int64_t count;
-  int64_t columns;  // of the matrix that rank1 sees; even
+  int64_t columns;  // of the matrix that rank1 sees, each row of which begins with a new byte
   int64_t first;    // blocks of all tensors before it
   float norms[kProgramNorms];
 };

@@ -137,7 +137,7 @@ def _usable(program: Program | str) -> Program:
 
 
 def _coded(operation: str, result: int, operands: tuple[int, ...], _: float) -> tuple[int, ...]:
-    first, second, third = (*operands, 0, 0)[:3]
+    first, second, third = (*operands, 0, 0, 0)[:3]
     return _CODES[operation], result, first, second, third
 
 
