@@ -123,7 +123,10 @@ def test_what_the_kernel_cannot_do_goes_to_torch_operations(monkeypatch):
         ("rule_step", "reference_rule_step"),
         ("rule_step", "reference_rule_step"),
     ]
-    assert calls[0][0].obstacle == "the rule muon cannot be traced: it uses shape, which no program has"
+    assert (
+        calls[0][0].obstacle
+        == "the rule muon cannot be traced: it uses shape, which no program has"
+    )
     assert calls[1][0].obstacle == "a gradient or a moment is not contiguous"
 
 
@@ -157,7 +160,9 @@ def test_stochastic_rounding_keeps_the_mean_of_parameters_and_dense_moments():
     optimizer.step()
     assert abs(optimizer.state[param]["momentum_buffer"].double().mean() - 1.001) < 2e-4
     assert abs(param.double().mean() - (1 - 1e-3 * 1.001)) < 2e-4
-    drawn = torch.stack([param.detach().double(), optimizer.state[param]["momentum_buffer"].double()])
+    drawn = torch.stack(
+        [param.detach().double(), optimizer.state[param]["momentum_buffer"].double()]
+    )
     assert abs(torch.corrcoef(drawn)[0, 1]) < 0.02  # each has noise of its own
 
 

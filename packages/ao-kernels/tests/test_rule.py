@@ -81,7 +81,10 @@ def test_programs_that_it_cannot_run_change_nothing() -> None:
     for program, text in (
         ("it looks at values", "update: rule_step of ao-kernels runs programs: it looks at values"),
         (Program([("sine", 0, (0,), 0.0)], [0, 2]), "does not know sine"),
-        (Program([], [0, 2], registers=17), "has 16 registers for up to 96 steps, .* takes 17 for 0"),
+        (
+            Program([], [0, 2], registers=17),
+            "has 16 registers for up to 96 steps, .* takes 17 for 0",
+        ),
     ):
         with pytest.raises(UnsupportedOp, match=text):
             step([param], [param], [[stored]], program)

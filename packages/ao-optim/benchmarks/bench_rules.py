@@ -1,4 +1,4 @@
-"""Seconds of a step of every rule on the CPU: low-bit state by kernels and by torch operations, beside torch."""
+"""Seconds of a step of every rule on the CPU: by kernels and by torch operations, beside torch."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def main() -> None:
     record(
         args.json,
         "A step of every rule on the CPU",
-        f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, {args.threads} threads, in "
-        "alternate rounds of one process; medians of ratios within rounds. *× torch*: how many times as "
+        f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, {args.threads} threads, "
+        "in alternate rounds of one process; medians of ratios within rounds. *× torch*: how many times as "
         "long as torch's fused or foreach step of the same rule, or of AdamW where it has none.",
         rows,
     )

@@ -48,9 +48,7 @@ def random_inputs(rule, options):
     )
     slots = rule.slots(options)
     # large enough for a centered second moment
-    moments = [
-        m if slot.signed else 9 + m.square() for m, slot in zip(moments, slots, strict=True)
-    ]
+    moments = [m if slot.signed else 9 + m.square() for m, slot in zip(moments, slots, strict=True)]
     return param, grad, *moments
 
 

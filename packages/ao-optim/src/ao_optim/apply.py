@@ -135,19 +135,18 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
     told = None if work.lost else _TOLD.get(rule.name)
-    own = told and _call(told[0], work)
-    update = Update(rule, options, step, maximize)
-    if own is None or _is_reference(own):
+    if told is None or _is_reference(_call(told[0], work)):
+        update = Update(rule, options, step, maximize)
         call = _rule_call(work, update)
-        if own is None or not _is_reference(call):
+        if told is None or not _is_reference(call):
             moments = list(work.states.values())
             run_kernel(
                 call, work.params, work.grads, moments, list(work.lost), update=update, seed=seed
             )
             return
-    _, named, more = told
+    op, named, more = told
     run_kernel(
-        own,
+        _call(op, work),
         work.params,
         work.grads,
         *work.states.values(),

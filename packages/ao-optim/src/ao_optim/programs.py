@@ -89,7 +89,9 @@ class Update:
         try:
             rule.update(param, -grad if self.maximize else grad, state, self.options, self.step)  # type: ignore[arg-type]
             return _allocated(tape, [param, *(state[name] for name in names)])
-        except Exception as error:  # of third parties' rules: the engine runs them, and raises what they raise
+        except (
+            Exception
+        ) as error:  # of third parties' rules: the engine runs them, and raises what they raise
             return f"the rule {rule.name} cannot be traced: {error or type(error).__name__}"
 
 
@@ -152,14 +154,14 @@ class Traced:
         raise _UntraceableError("it looks at values")
 
     __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __le__ = __ge__ = __contains__ = __setitem__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __le__ = __ge__ = __contains__ = __setitem__ = _refuse
     __hash__ = None  # type: ignore[assignment]
 
     def __gt__(self, other: Any) -> _Mask:
         return _Mask(self._note("above", number=other))
 
     def __lt__(self, other: Any) -> _Mask:
-        return -self > -other
+        return _Mask((-self)._note("above", number=-other))
 
     def __neg__(self) -> Traced:
         return self._note("scale", number=-1.0)
@@ -225,7 +227,7 @@ class _Mask:
         return self._ones._note("choose", self._ones._constant(yes), self._ones._constant(no))
 
     __torch_function__ = Traced.__torch_function__
-    __bool__ = __eq__ = Traced._refuse  # type: ignore[assignment]
+    __bool__ = __eq__ = Traced._refuse
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -283,7 +285,7 @@ def _lerp(x: Traced, end: Any, weight: Any) -> Traced:
     return _add(x, way, alpha=weight) if abs(weight) < 0.5 else _add(end, way, alpha=weight - 1)
 
 
-def _clamp(x: Traced, min: Any = None, max: Any = None) -> Traced:  # noqa: A002 -- torch's names
+def _clamp(x: Traced, min: Any = None, max: Any = None) -> Traced:
     if min is not None:
         x = x._note("at_least", number=min)
     return x if max is None else x._note("at_most", number=max)

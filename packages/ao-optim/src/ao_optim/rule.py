@@ -41,8 +41,8 @@ RULE_STEP = Op(
     rule_step,
     """One step of any rule in place, on lists as those of `adam_step`.
 
-    moments has a list for each slot of the rule, each `QTensor`s of one format or all dense. lost is empty, or
-    has for each parameter what rounding took from it: that is added first, and new in the end.
+    moments has a list for each slot of the rule, each `QTensor`s of one format or all dense. lost is
+    empty, or has for each parameter what rounding took from it: that is added first, and new in the end.
 
     `update.program` is what the rule does to each element: steps of the operations of
     `ao_optim.programs.OPERATIONS` on registers of float32. It is a sentence where there is none, which

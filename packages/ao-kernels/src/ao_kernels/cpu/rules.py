@@ -82,10 +82,11 @@ def rule_step(
 ) -> None:
     """One step of any rule in place: the op "rule_step" of ao-optim.
 
-    The program is run in float32 for a block of 256 elements after the other, one operation at a time. Each
-    operation is rounded once, but "add_product" and "add_ratio", whose products and quotients are rounded too.
-    Moments get the scales and codes that `quantize` gives for the new ones. Norms, and scales of rows and
-    columns, take a pass before, which computes what they are of. `seed`: see csrc/cpu/optim/philox.h.
+    The program is run in float32 for a block of 256 elements after the other, one operation at a time.
+    Products and quotients in "add_product" and "add_ratio" are rounded, too; that in "add" is not where the
+    processor can do so. Moments get the scales and codes that `quantize` gives for the new ones. Norms,
+    and scales of rows and columns, take a pass before, which computes what they are of. `seed`: see
+    csrc/cpu/optim/philox.h.
 
     Raises:
         UnsupportedOp: a tensor or the program is not of the kind that the kernel takes; nothing has changed.
@@ -175,10 +176,11 @@ def _kept(spec: Spec) -> _Kept | str:
         return state if isinstance(state, str) else _Kept(_FLAT, ("qdata", "scale"), state)
     if spec.layout == "rank1" and spec.options == (("scale_rule", "rank1"),):
         state = _nibbles(dtype, dtype.quant_max)
-        return state if isinstance(state, str) else _Kept(_RANK1, ("qdata", "rows", "columns"), state)
-    return (
-        f"needs moments of the layouts flat, in blocks of {_NIBBLE_BLOCK} for 4 bits, or rank1, found {spec}"
-    )
+        return (
+            state if isinstance(state, str) else _Kept(_RANK1, ("qdata", "rows", "columns"), state)
+        )
+    blocks = f"in blocks of {_NIBBLE_BLOCK} for 4 bits"
+    return f"needs moments of the layouts flat, {blocks}, or rank1, found {spec}"
 
 
 def _nibbles(dtype: DType, quant_max: float) -> State | str:
@@ -206,5 +208,7 @@ def _describe(call: StepCall) -> str:
 
 
 RULE_KERNELS = (
-    Kernel("cpu_rule_step", "rule_step", "*", "cpu", rule_step, 50, unavailable, _refuses, _describe),
+    Kernel(
+        "cpu_rule_step", "rule_step", "*", "cpu", rule_step, 50, unavailable, _refuses, _describe
+    ),
 )
