@@ -71,19 +71,19 @@ def ends(name, dtype=torch.float32, shapes=SHAPES, **options):
         ("SGD8bit", {"nesterov": True, "weight_decay": 0.1}),
         ("SGD8bit", {"momentum": 0.0}),
         ("SGD8bit", {"state_format": "rank1_4bit"}),
-        ("RMSprop8bit", {"centered": True, "momentum": 0.9}),
+        ("RMSprop8bit", {"state_format": "dynamic8", "centered": True, "momentum": 0.9}),
         ("Adagrad8bit", {"state_format": "rank1_4bit"}),
         ("AdEMAMix8bit", {"state_format": "dynamic8"}),
         ("Lion8bit", {"state_format": "bfloat16"}),
-        ("LAMB8bit", {}),
+        ("LAMB8bit", {"state_format": "dynamic8"}),
         ("LAMB8bit", {"state_format": "rank1_4bit"}),
-        ("AdamW8bit", {"rounding": "kahan", "dtype": torch.float16}),
+        ("AdamW8bit", {"state_format": "dynamic8", "rounding": "kahan", "dtype": torch.float16}),
         ("AdamW4bit", {"rounding": "kahan", "dtype": torch.bfloat16}),
         ("AdamW8bit", {"state_format": "float32", "rounding": "nearest", "dtype": torch.bfloat16}),
     ],
 )
 def test_steps_are_those_of_torch_operations(name, options, monkeypatch):
-    """Numbers beside a middle may have the other code, and few do; then all that follows is as near."""
+    """Numbers beside a middle may have the other code, and few do where codes are looked up."""
     calls = watch(monkeypatch)
     (params, states), (expected, of_expected) = ends(name, **options)
     assert "cpu_rule_step" in {kernel for _, kernel in calls}
