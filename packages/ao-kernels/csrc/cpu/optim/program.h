@@ -11,7 +11,7 @@ namespace ao {
 enum class Operation : uint8_t {
   scale,        // s a
   shift,        // a + s
-  add,          // a + s b, rounded once
+  add,          // a + s b, rounded once where the processor can
   multiply,     // a b
   divide,       // a / b
   over,         // s / a
