@@ -12,7 +12,8 @@ namespace ao {
 using Tensors = std::vector<Tensor>;
 
 // A list beside `params`: as many, of these elements, in memory that is worked on in place.
-inline void check_list(const char* name, const Tensors& tensors, const Tensors& params, ScalarType dtype, int64_t block) {
+inline void check_list(const char* name, const Tensors& tensors, const Tensors& params, ScalarType dtype,
+                       int64_t block) {
   AO_CHECK(tensors.size() == params.size(), name, ": has ", tensors.size(), " tensors; must have ", params.size(),
            ", as `params`");
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -29,7 +30,7 @@ inline void check_list(const char* name, const Tensors& tensors, const Tensors& 
 
 // The arguments NAME_table, NAME_steps, NAME_order, NAME_nan and NAME_reach.
 inline void read_state(const std::string& name, const Tensor& table, const Tensor& steps, const Tensor& order,
-                int64_t nan_code, double reach, StateFormat& state) {
+                       int64_t nan_code, double reach, StateFormat& state) {
   const std::string table_name = name + "_table", steps_name = name + "_steps", order_name = name + "_order";
   check_dtype(table_name.c_str(), table, {ScalarType::Float});
   check_numel(table_name.c_str(), table, 256, "one per code of 8 bits");
