@@ -214,6 +214,13 @@ def test_optimizer_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_steps_of_all_rules(tmp_path: Path) -> None:
+    script = OPTIMIZER_STEP.with_name("bench_rules.py")
+    found = rows(script, tmp_path, "--elements=100000", "--tensors=6", "--rounds=1", "--only=SGD")
+    assert [row["optimizer"] for row in found] == ["SGD8bit"]
+
+
+@pytest.mark.slow
 def test_structured_removal(tmp_path: Path) -> None:
     found = rows(STRUCTURED, tmp_path, "--rounds=1", "--k=1024", "--n=4096", "--m=4")
     by_name = {row["contender"]: row for row in found}

@@ -22,12 +22,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 import fuzz_arguments
 import fuzz_blocks
+import fuzz_steps
 from fuzz_arguments import SCALES, Arguments, Random, bits_of
 
 from ao_kernels.cpu.library import load
 
 #: op -> valid arguments of it
-OPS = fuzz_arguments.OPS | fuzz_blocks.OPS
+OPS = fuzz_arguments.OPS | fuzz_blocks.OPS | fuzz_steps.OPS
 
 DTYPES = (
     *SCALES, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float64, torch.bool,
@@ -49,6 +50,8 @@ def spoil(rng: Random, value: Any) -> Any:
     if isinstance(value, Tensor):
         return spoil_tensor(rng, value)
     if isinstance(value, list):
+        if not value:
+            return value
         place = rng.randrange(len(value))
         other = spoil(rng, value[place])
         return rng.choice([value[1:], [*value[:place], other, *value[place + 1 :]]])

@@ -111,6 +111,13 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("mlp", {"down_scale": torch.zeros(1).double()}, "down_scale: has dtype Double; must be Float"),
     ("mlp", {"gate": 2}, "gate=2: must be in 0..1"),
     ("mlp", {"down_table": None}, "down_qdata: must be given, as must scale and table"),
+    ("rule_step", {"kinds": [3]}, "kinds: one=3: must be in 0..2"),
+    ("rule_step", {"program": [0]}, "program: has 1 numbers; must have 5 per instruction"),
+    ("rule_step", {"program": [17, 0, 0, 0, 0], "numbers": [0.0]}, "program: an operation=17: must"),
+    ("rule_step", {"program": [16, 0, 0, 0, 0] * 2, "numbers": [0.0] * 2}, "program: has a norm of what"),
+    ("rule_step", {"program": [2, 0, 0, 15, 0], "numbers": [0.0]}, "program: reads register 15, which"),
+    ("rule_step", {"outputs": []}, "outputs: has 0 registers; must have "),
+    ("rule_step", {"grads": []}, "grads: has 0 tensors; must have "),
     ("quantize_rows", {"act": 5}, "act=5: must be in 1..4"),
     ("quantize_rows", {"x": torch.zeros(3)}, "x: has shape (3); must have 2 dimensions"),
 )  # fmt: skip

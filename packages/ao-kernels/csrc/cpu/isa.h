@@ -7,7 +7,7 @@
 #include "dense/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
-#include "optim/kernels.h"
+#include "optim/program.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
 #include "sums/kernels.h"
@@ -21,6 +21,7 @@ struct Isa {
   LinearKernels linear;
   QuantizeKernels quantize;
   OptimKernels optim;
+  ProgramKernels programs;
   SparseKernels sparse;
   HadamardKernels hadamard;
   AttendKernels attend;

@@ -23,6 +23,7 @@
 #include "hadamard/unit.h"
 #include "attend/unit.h"
 #include "linear/columns.h"
+#include "optim/program_unit.h"
 #include "sparse/unit.h"
 #include "sums/unit.h"
 #include "trellis/unit.h"
@@ -35,6 +36,7 @@
 #define AO_CACHE AO_ISA::cache::kCacheKernels
 #define AO_DENSE AO_ISA::dense::kDenseKernels
 #define AO_SUMS AO_ISA::sums::kSumsKernels
+#define AO_PROGRAMS AO_ISA::programs::kProgramKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
@@ -45,13 +47,14 @@
 #define AO_CACHE CacheKernels{}
 #define AO_DENSE DenseKernels{}
 #define AO_SUMS SumsKernels{}
+#define AO_PROGRAMS ProgramKernels{}
 #endif
 
 namespace ao {
 
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
-                                     AO_ISA::optim::kOptimKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
+                                     AO_ISA::optim::kOptimKernels, AO_PROGRAMS, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
                                      AO_BLOCK, AO_CACHE, AO_TRELLIS, AO_DENSE, AO_SUMS};
 
 }  // namespace ao

@@ -1,4 +1,4 @@
-"""What the kernels of `adam_step` and `lion_step` share, in C++ and in Triton."""
+"""What the kernels of `adam_step`, `lion_step` and `rule_step` share, in C++ and in Triton."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class StepCall(Protocol):
     @property
     def grad_dtype(self) -> torch.dtype:
         """Dtype of all gradients."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """What hinders all kernels of "rule_step", or None."""
 
 
 def check_contiguous(kernel: str, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:

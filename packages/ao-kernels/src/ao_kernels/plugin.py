@@ -16,6 +16,7 @@ from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.optim import OPTIM_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
+from ao_kernels.cpu.rules import RULE_KERNELS
 from ao_kernels.cpu.search import SEARCH_KERNELS
 from ao_kernels.cpu.sums import SUMS_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
@@ -59,6 +60,7 @@ def ao_kernels() -> Iterable[Kernel]:
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *OPTIM_KERNELS)
     cpu = (
         *cpu,
+        *RULE_KERNELS,
         *BLOCK_SPARSE_KERNELS,
         *TWO_FOUR_KERNELS,
         *MASK_KERNELS,

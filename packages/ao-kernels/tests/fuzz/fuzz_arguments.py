@@ -22,8 +22,6 @@ SCALES = (*ELEMENTS, torch.float8_e8m0fnu, torch.float8_e4m3fn)
 #: of weights in tiles
 TILE_SCALES = (*SCALES, torch.uint8, torch.int8)
 ZEROS = (*ELEMENTS, torch.uint8)
-#: what a step is told of each moment's format
-STATE = ("table", "steps", "order", "nan", "reach")
 
 
 def bits_of(rng: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -267,39 +265,6 @@ def quantize_rows(rng: Random) -> Arguments:
     return {"x": bits_of(rng, shape, rng.choice(ELEMENTS)), "act": rng.randint(1, 4)}
 
 
-def adam_step(rng: Random) -> Arguments:
-    """A step for a few tensors of any bits."""
-    return {
-        **_step(rng, ("m", "v")), "eps": 1e-8, "step": rng.randint(1, 9), "decoupled": rng.random() < 0.5,
-    }  # fmt: skip
-
-
-def lion_step(rng: Random) -> Arguments:
-    """The same with one moment."""
-    return _step(rng, ("m",))
-
-
-def _step(rng: Random, moments: tuple[str, ...]) -> Arguments:
-    sizes = [rng.choice([0, 1, 255, 300, 600]) for _ in range(rng.randint(1, 3))]
-    dtype = rng.choice(ELEMENTS[:2])
-
-    def of(dtype: torch.dtype, block: int = 1) -> list[Tensor]:
-        return [bits_of(rng, (-(-size // block),), dtype) for size in sizes]
-
-    lists: Arguments = {"params": of(dtype), "grads": of(dtype)}
-    states: Arguments = {}
-    for name in moments:
-        lists |= {name: of(torch.uint8), f"{name}_scales": of(torch.float32, 256)}
-        fmt = format_of(registry.dtypes.get(rng.choice(["f8e4m3", "f8e5m2", "int8", "uint8"])))
-        assert isinstance(fmt, Format)
-        state = (fmt.table, fmt.steps, fmt.order, fmt.nan_code, rng.uniform(0.5, 500))
-        states |= {f"{name}_{key}": each for key, each in zip(STATE, state, strict=True)}
-    return {
-        **lists, **states, "lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1,
-        "maximize": rng.random() < 0.5, "seed": rng.choice([None, 5]),
-    }  # fmt: skip
-
-
 def block_sparse_linear(rng: Random) -> Arguments:
     """Some blocks of a weight, in any order of columns."""
     n, k, side = rng.randint(1, 70), rng.randint(1, 100), rng.choice([16, 32, 48])
@@ -387,8 +352,6 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "scale_sums": scale_sums,
     "search_scales": search_scales,
     "learned_gradients": learned_gradients,
-    "adam_step": adam_step,
-    "lion_step": lion_step,
     "hadamard": hadamard,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.ext.kernels import local_shard, local_shards, shard_like
+from ao_core.ext.kernels import BANDS, is_sharded, local_shard, local_shards, select, shard_like
 from ao_core.ext.kernels import run as run_kernel
 from ao_optim.calls import StepCall, moment_spec
 from ao_optim.engine import Work, mixed, run
+from ao_optim.programs import Update
 from ao_optim.quantized import write_rounded
 from ao_optim.rules import Rule
 
@@ -129,21 +131,22 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
     stochastic = group["rounding"] == "stochastic" and first.dtype == torch.bfloat16
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    told = _TOLD.get(rule.name)
-    if told is None or work.lost or not first.is_contiguous():
+    if not first.is_contiguous():
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
+    told = None if work.lost else _TOLD.get(rule.name)
+    if told is None or _is_reference(_call(told[0], work)):
+        update = Update(rule, options, step, maximize)
+        call = _rule_call(work, update)
+        if told is None or not _is_reference(call):
+            moments = list(work.states.values())
+            run_kernel(
+                call, work.params, work.grads, moments, list(work.lost), update=update, seed=seed
+            )
+            return
     op, named, more = told
-    call = StepCall(
-        op,
-        tuple(moment_spec(moments[0]) for moments in work.states.values()),
-        numel=sum(param.numel() for param in work.params),
-        param_dtype=first.dtype,
-        grad_dtype=work.grads[0].dtype,
-        device=first.device.type,
-    )
     run_kernel(
-        call,
+        _call(op, work),
         work.params,
         work.grads,
         *work.states.values(),
@@ -152,3 +155,38 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         maximize=maximize,
         seed=seed,
     )
+
+
+def _call(op: str, work: Work) -> StepCall:
+    first = work.params[0]
+    return StepCall(
+        op,
+        tuple(moment_spec(moments[0]) for moments in work.states.values()),
+        numel=sum(param.numel() for param in work.params),
+        param_dtype=first.dtype,
+        grad_dtype=work.grads[0].dtype,
+        device=first.device.type,
+    )
+
+
+def _rule_call(work: Work, update: Update) -> StepCall:
+    """The call of "rule_step", with what hinders kernels where there are any."""
+    call = _call("rule_step", work)
+    if _is_reference(call):
+        return call
+    obstacle: Any = _obstacle(work) or update.program
+    return replace(call, obstacle=obstacle) if isinstance(obstacle, str) else call
+
+
+def _obstacle(work: Work) -> str | None:
+    if is_sharded(work.params[0]):
+        return "the rule looks at whole tensors, of which there are shards"
+    for tensors in (work.grads, *work.states.values(), work.lost):
+        dense = not tensors or not isinstance(tensors[0], QTensor)
+        if dense and not all(tensor.is_contiguous() for tensor in tensors):
+            return "a gradient or a moment is not contiguous"
+    return None
+
+
+def _is_reference(call: StepCall) -> bool:
+    return select(call).priority < BANDS["torch"]

@@ -24,7 +24,7 @@ _DENSE = {
 class StepCall:
     """What kernels of a step may look at; an `ao_core.OpCall`."""
 
-    #: "adam_step" or "lion_step"
+    #: "adam_step", "lion_step" or "rule_step"
     op: str
     #: the format of each moment, in the op's order; those of dense ones are "fp32", … in the layout "plain"
     specs: tuple[Spec, ...]
@@ -33,11 +33,13 @@ class StepCall:
     param_dtype: torch.dtype
     grad_dtype: torch.dtype
     device: str
+    #: why only the reference can serve: what hinders a program of the rule
+    obstacle: str | None = None
 
     @property
     def layout(self) -> str:
-        """That of the first moment."""
-        return self.specs[0].layout
+        """That of the first moment; "plain" where a rule has none."""
+        return self.specs[0].layout if self.specs else "plain"
 
 
 def moment_spec(moment: Tensor) -> Spec:

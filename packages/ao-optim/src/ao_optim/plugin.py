@@ -14,6 +14,7 @@ from ao_optim.galore import GaLore
 from ao_optim.lion import LION_STEP
 from ao_optim.offload import CPUOffloadOptimizer
 from ao_optim.rank1 import Rank1
+from ao_optim.rule import RULE_STEP
 
 __all__ = ["ao_api", "ao_dtypes", "ao_kernels", "ao_layouts", "ao_ops", "ao_optimizers"]
 
@@ -38,8 +39,8 @@ def ao_layouts() -> Iterable[Layout]:
 
 @hookimpl
 def ao_ops() -> Iterable[Op]:
-    """The steps of Adam and Lion."""
-    return ADAM_STEP, LION_STEP
+    """The steps of Adam and Lion, and of any rule."""
+    return ADAM_STEP, LION_STEP, RULE_STEP
 
 
 @hookimpl

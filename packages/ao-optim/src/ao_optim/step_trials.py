@@ -1,4 +1,4 @@
-"""How kernels of the ops "adam_step" and "lion_step" are tested: against the rules in float64."""
+"""How kernels of the ops that step rules are tested: against the rules of Adam and Lion in float64."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from ao_core.testing import KernelCase, OpTrial
 from ao_core.testing.base import gaussian, same_bits
 from ao_optim.calls import StepCall, dense_spec
 from ao_optim.formats import FORMATS
+from ao_optim.programs import Update
+from ao_optim.rules import ADAM as ADAM_RULE
+from ao_optim.rules import ADAMW
 
-__all__ = ["ADAM", "LION"]
+__all__ = ["ADAM", "LION", "RULE"]
 
 #: greatest relative error of rounding to the parameters' dtype
 _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -201,5 +204,38 @@ class _Lion(_Step):
     rule = staticmethod(_lion)
 
 
+def _rank1() -> tuple[Any, ...]:
+    """Formats of the moments of a matrix, of which the second has scales of rows and columns."""
+    found = FORMATS["rank1_4bit"]
+    return found.signed, found.unsigned_matrix
+
+
+class _AnyRule(_Adam):
+    """Both rules of Adam, told as programs."""
+
+    specs: Sequence[Any] = (*_pairs(), _rank1())
+    batches: Sequence[Any] = (
+        *_Adam.batches,
+        (((3, 5, 70), (40, 31), (2, 701)), {"decoupled": False, "step": 7}),
+    )
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
+        by_rows = any(spec.layout == "rank1" for spec in case.specs)
+        if by_rows and any(len(shape) < 2 for shape in batch[0]):
+            return None
+        return super().call(op, case, batch)
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        def stepped(
+            params: list[Tensor], grads: list[Tensor], *moments: list[Tensor], **options: Any
+        ) -> None:
+            rule = ADAMW if options["decoupled"] else ADAM_RULE
+            told = {name: options[name] for name in rule.defaults}
+            update = Update(rule, told, options["step"], options["maximize"])
+            fn(params, grads, list(moments), [], update=update, seed=options["seed"])
+
+        return super().run(stepped, args)
+
+
 #: what `Op.trials` returns
-ADAM, LION = _Adam(), _Lion()
+ADAM, LION, RULE = _Adam(), _Lion(), _AnyRule()

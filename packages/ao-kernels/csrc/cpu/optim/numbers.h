@@ -38,6 +38,13 @@ static inline void whole(Numbers& of) {
   of.unit = 1, of.is_split = false;
 }
 
+// The scale of a block, as ao_core.numerics.choose_qparams has it: NaN for a block with a NaN.
+static inline float stored_scale(float greatest, float reach, float of_zeros) {
+  const float by = greatest / reach;
+  const float stored = by < 0x1p-126f ? 0x1p-126f : by > 0x1.fffffep127f ? 0x1.fffffep127f : by;
+  return greatest == 0 ? of_zeros : stored;
+}
+
 // A scale that may be divided by, and its inverse be multiplied with.
 static inline bool is_usual(float scale) { return scale > 0x1p-80f && scale < 0x1p100f; }
 

@@ -22,11 +22,8 @@ struct Moments {
   float *m_scale, *v_scale;
 };
 
-// As ao_core.numerics.choose_qparams has it: NaN for a block with a NaN.
 static inline float scale_of(const StateFormat& f, const Numbers& of) {
-  const float greatest = as_float(of.greatest) * of.unit, by = greatest / f.reach;
-  const float stored = by < 0x1p-126f ? 0x1p-126f : by > 0x1.fffffep127f ? 0x1.fffffep127f : by;
-  return greatest == 0 ? f.of_zeros : stored;
+  return stored_scale(as_float(of.greatest) * of.unit, f.reach, f.of_zeros);
 }
 
 static inline void store_codes(const StateFormat& f, Numbers& moment, float scale, int count, uint8_t* codes) {

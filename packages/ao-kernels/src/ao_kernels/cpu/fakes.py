@@ -207,6 +207,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "qkv": _qkv,
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
+    "rule_step": _step,
     "unpack_tiles": _unpack_tiles,
     "trellis_dequantize": _trellis_dequantize,
     "trellis_encode": _trellis_encode,

@@ -16,7 +16,15 @@ from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.optim import StepCall, check_contiguous, count_change
 
-__all__ = ["OPTIM_KERNELS", "adam_step", "lion_step"]
+__all__ = [
+    "OPTIM_KERNELS",
+    "State",
+    "adam_step",
+    "lion_step",
+    "refuses_spec",
+    "state_of",
+    "unlike",
+]
 
 #: dtypes of parameters and gradients
 _ELEMENTS = (torch.float32, torch.bfloat16)
@@ -24,8 +32,8 @@ _ELEMENTS = (torch.float32, torch.bfloat16)
 _BLOCK = 256
 
 
-class _State(NamedTuple):
-    """What the op is told of the format of a moment, in its order."""
+class State(NamedTuple):
+    """What ops are told of the format of a moment, in their order."""
 
     table: Tensor
     steps: Tensor
@@ -115,12 +123,12 @@ def lion_step(
     count_change(params)
 
 
-def _checked(op: str, name: str, moments: Sequence[QTensor]) -> _State:
+def _checked(op: str, name: str, moments: Sequence[QTensor]) -> State:
     """What the op is told of the format of moments that it can have."""
     if reason := _unusable(moments):
         raise UnsupportedOp(f"{name}: {op} of ao-kernels {reason}")
-    state = _state_of(registry.dtypes.get(moments[0].spec.dtype))
-    assert isinstance(state, _State)  # `_unusable` has asked
+    state = state_of(registry.dtypes.get(moments[0].spec.dtype))
+    assert isinstance(state, State)  # `_unusable` has asked
     return state
 
 
@@ -129,27 +137,33 @@ def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _unusable(moments: Sequence[Tensor]) -> str | None:
-    first = moments[0] if moments else None
-    if not isinstance(first, QTensor):
+    if not moments or not isinstance(moments[0], QTensor):
         return "needs quantized moments"
+    return unlike(moments) or refuses_spec(moments[0].spec)
+
+
+def unlike(moments: Sequence[Tensor]) -> str | None:
+    """Why moments of which the first is quantized cannot be worked on together, or None."""
+    first = moments[0]
+    assert isinstance(first, QTensor)
     spec = first.spec
     for each in moments:
         if not isinstance(each, QTensor) or not (each.spec is spec or each.spec == spec):
             return "needs one format for all of them"
         if each.is_permuted and each.order != tuple(range(len(each.order))):
             return "needs moments that are stored as they are seen, found one that is transposed"
-    return _refuses_spec(spec)
+    return None
 
 
 @lru_cache(maxsize=64)
-def _state_of(dtype: DType) -> _State | str:
+def state_of(dtype: DType) -> State | str:
     """The format, or a sentence that says why moments cannot have it. The library must be loaded."""
     if dtype.bits != 8 or dtype.kind == "codebook":
         return f"needs a format of 8 bits with values of its own, and {dtype.name} is none"
     fmt = format_of(dtype)
     if isinstance(fmt, str):
         return fmt
-    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, quant_max_of(dtype, (_BLOCK,)))
+    state = State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, quant_max_of(dtype, (_BLOCK,)))
     nothing: list[Tensor] = []
     try:
         torch.ops.ao_kernels.adam_step(
@@ -161,12 +175,13 @@ def _state_of(dtype: DType) -> _State | str:
 
 
 @lru_cache(maxsize=256)
-def _refuses_spec(spec: Spec) -> str | None:
+def refuses_spec(spec: Spec) -> str | None:
+    """Why moments of 8 bits cannot have a format, or None. The library must be loaded."""
     if spec.layout != "flat" or spec.block != (_BLOCK,):
         return f"needs moments of the layout flat in blocks of {_BLOCK}, found {spec}"
     if spec.scale_dtype != "float32" or spec.zero_point != "none" or spec.options:
         return f"needs float32 scales from the largest magnitude and no zero points, found {spec}"
-    found = _state_of(registry.dtypes.get(spec.dtype))
+    found = state_of(registry.dtypes.get(spec.dtype))
     return found if isinstance(found, str) else None
 
 
@@ -176,7 +191,7 @@ def _refuses(call: StepCall) -> str | None:
     for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
         if dtype not in _ELEMENTS:
             return f"takes {what} of float32 and bfloat16, not {dtype}"
-    return next(filter(None, map(_refuses_spec, call.specs)), None)
+    return next(filter(None, map(refuses_spec, call.specs)), None)
 
 
 def _describe(call: StepCall) -> str:
