@@ -121,7 +121,7 @@ int main() { return std::bit_width(0u); }
 
 def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
     """Does a compiler know C++20 and the flags?"""
-    probe = [*compiler, "-std=c++20", *flags, "-x", "c++", "-fsyntax-only", "-"]
+    probe = [*compiler, "-std=c++20", *flags, "-x", "c++", "-S", "-", "-o", os.devnull]
     return subprocess.run(probe, input=_PROBE, capture_output=True, text=True).returncode == 0
 
 
