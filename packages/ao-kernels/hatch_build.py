@@ -25,6 +25,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -121,8 +122,11 @@ int main() { return std::bit_width(0u); }
 
 def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
     """Does a compiler know C++20 and the flags?"""
-    probe = [*compiler, "-std=c++20", *flags, "-x", "c++", "-S", "-", "-o", os.devnull]
-    return subprocess.run(probe, input=_PROBE, capture_output=True, text=True).returncode == 0
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text(_PROBE, encoding="utf-8")
+        probe = [*compiler, "-std=c++20", *flags, "-c", str(source), "-o", f"{source}.o"]
+        return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 def units_of(machine: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
