@@ -58,21 +58,25 @@ FLAGS = (
 # gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables; clang does not
 # know all of these options
 _QUIET = ("-Wno-uninitialized", "-Wno-unknown-warning-option", "-Wno-maybe-uninitialized")
-_AVX512 = (
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512_VNNI = (
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-    *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c"),
+    *("-mfma", "-mf16c"),
 )
+_AVX512 = (*_AVX512_VNNI, "-mavx512vbmi", "-mavx512bf16")
 ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "generic": (),
-        "avx2": ("-mavx2", "-mfma", "-mf16c", *_QUIET),
+        "avx2": (*_AVX2, *_QUIET),
+        "avx2_vnni": (*_AVX2, "-mavxvnni", *_QUIET),
+        "avx512_vnni": (*_AVX512_VNNI, *_QUIET),
         "avx512": (*_AVX512, *_QUIET),
         "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *_QUIET),
     },
     "aarch64": {"generic": (), "neon": ()},
 }
 #: sets that the library does without where the compiler does not know their flags
-OPTIONAL = ("amx",)
+OPTIONAL = ("avx2_vnni", "amx")
 #: the oldest macOS that a library is compiled for
 MACOS = "11.0"
 #: other names of the same processors

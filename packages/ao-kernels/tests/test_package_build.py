@@ -164,13 +164,15 @@ def sources(hook, **texts):
 
 
 def test_units_get_the_flags_of_their_instruction_set(hook):
-    names = ("generic", "avx2", "avx512", "amx", "neon")
+    names = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
     folder = sources(hook, a="", **{f"isa_{name}": "" for name in names})
     x86, arm = hook.ISA_FLAGS["x86_64"], hook.ISA_FLAGS["aarch64"]
     found = {path.stem: flags for path, flags in hook.cpu_sources(x86).items()}
-    assert set(found) == {"a", "isa_generic", "isa_avx2", "isa_avx512", "isa_amx"}
+    assert set(found) == {"a", *(f"isa_{name}" for name in names if name != "neon")}
     assert found["isa_generic"] == ()
     assert "-mavx2" in found["isa_avx2"]
+    assert {"-mavx2", "-mavxvnni"} <= set(found["isa_avx2_vnni"])
+    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) == {"-mavx512vbmi", "-mavx512bf16"}
     assert "-mavx512vnni" in found["isa_avx512"]
     assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
     assert {path.stem for path in hook.cpu_sources(arm)} == {"a", "isa_generic", "isa_neon"}

@@ -36,9 +36,12 @@ from hatch_build import (  # noqa: E402
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
 NOT_HERE = 77
 #: sets that have all but some kernels from another one → the tests of those
-OWN_TESTS = {"amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp"}
+OWN_TESTS = {
+    "amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp",
+    "avx2_vnni": "*test_linear.cpp,*test_ends.cpp,*test_words.cpp,*test_isa.cpp",
+}
 #: a set that has all but some kernels from another one → that one
-BASES = {"amx": "avx512"}
+BASES = {"amx": "avx512", "avx2_vnni": "avx2"}
 #: what an x86 processor of qemu must be given
 CHOICES = {"Nehalem": "generic", "Haswell": "avx2"}
 
@@ -69,7 +72,10 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
     sources = cpu_sources(tested)
     # the tests themselves are not watched: most of the time goes into what they compare with
     own = ("-fno-sanitize=all", "-O2") if sanitize else ()
-    sources |= dict.fromkeys(sorted(PACKAGE.glob("tests/cpp/*.cpp")), own)
+    for path in sorted(PACKAGE.glob("tests/cpp/*.cpp")):
+        # on_NAME.cpp: what runs on the instruction set NAME alone
+        flags = units.get(path.stem.removeprefix("on_"), ())
+        sources[path] = (*flags, *own)
     common = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
     with alone_in(out):
         sources |= {
