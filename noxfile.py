@@ -187,7 +187,7 @@ def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
     for options in (
         ["--lesser"],
-        ["--compiler", "clang++"],
+        ["--compiler", "clang++", "--if-installed"],
         ["--sanitize", "address,undefined"],
         ["--target", "aarch64"],
     ):

@@ -168,12 +168,18 @@ def main() -> None:
         "--sets", default="", help="instruction sets that are tested, a,b; default: all"
     )
     parser.add_argument("--compiler", default="", help="default: $CXX, or the first found")
+    parser.add_argument(
+        "--if-installed", action="store_true", help="say so and succeed where the compiler is missing"
+    )
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilers, or tests, that run at a time"
     )
     arguments, options = parser.parse_known_args()
     target: str = arguments.target
+    if arguments.if_installed and shutil.which(arguments.compiler) is None:
+        print(f"-- {arguments.compiler}\n   not run: it is not installed", flush=True)
+        return
     if arguments.compiler and target == machine():
         compiler, prefix = [tool(arguments.compiler, arguments.compiler.replace("++", ""))], []
     elif target == machine():
