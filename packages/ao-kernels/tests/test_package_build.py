@@ -172,7 +172,10 @@ def test_units_get_the_flags_of_their_instruction_set(hook):
     assert found["isa_generic"] == ()
     assert "-mavx2" in found["isa_avx2"]
     assert {"-mavx2", "-mavxvnni"} <= set(found["isa_avx2_vnni"])
-    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) == {"-mavx512vbmi", "-mavx512bf16"}
+    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) == {
+        "-mavx512vbmi",
+        "-mavx512bf16",
+    }
     assert "-mavx512vnni" in found["isa_avx512"]
     assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
     assert {path.stem for path in hook.cpu_sources(arm)} == {"a", "isa_generic", "isa_neon"}
@@ -182,14 +185,18 @@ def test_units_get_the_flags_of_their_instruction_set(hook):
 
 
 def test_a_set_that_the_compiler_does_not_know_is_left_out(hook, monkeypatch):
-    sources(hook, a="", isa_generic="", isa_amx="")
+    sources(hook, a="", isa_generic="", isa_amx="", isa_avx2_vnni="")
     known = {}
 
     def run(command, **options):
-        return hook.subprocess.CompletedProcess(command, int(not known["amx"]))
+        return hook.subprocess.CompletedProcess(command, int(known["flag"] not in command))
 
     monkeypatch.setattr(hook.subprocess, "run", run)
-    for known["amx"], units, told in ((True, {"isa_amx"}, ("-DAO_UNIT_amx",)), (False, set(), ())):
+    for known["flag"], units, told in (
+        ("-std=c++20", {"isa_amx", "isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni", "-DAO_UNIT_amx")),
+        ("-mavxvnni", {"isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni",)),
+        ("-mfoo", set(), ()),
+    ):
         found = hook.cpu_sources(hook.units_of("x86_64", ["g++"]))
         stems = {path.stem: flags for path, flags in found.items()}
         assert set(stems) == {"a", "isa_generic"} | units

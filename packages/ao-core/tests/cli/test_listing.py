@@ -56,8 +56,7 @@ def test_plugins_lists_built_ins_and_problems(ao, monkeypatch):
     assert f"ao-core {ao_core.__version__}, plugin (built in) in ao_core" in result.stdout
     assert (
         "ao-good 1.0, plugin good in ao_good, loaded in 0.00 s\n  dtypes (1): int3x\n"
-        "  runs on good chips\n"
-        in result.stdout
+        "  runs on good chips\n" in result.stdout
     )
     assert result.stdout.endswith(
         "1 problem(s):\n  ao-bad 0.3 [import] ImportError: No module foo\n"

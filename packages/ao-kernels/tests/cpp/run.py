@@ -169,7 +169,9 @@ def main() -> None:
     )
     parser.add_argument("--compiler", default="", help="default: $CXX, or the first found")
     parser.add_argument(
-        "--if-installed", action="store_true", help="say so and succeed where the compiler is missing"
+        "--if-installed",
+        action="store_true",
+        help="say so and succeed where the compiler is missing",
     )
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
     parser.add_argument(
