@@ -59,10 +59,7 @@ FLAGS = (
 # know all of these options
 _QUIET = ("-Wno-uninitialized", "-Wno-unknown-warning-option", "-Wno-maybe-uninitialized")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512_VNNI = (
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-    *("-mfma", "-mf16c"),
-)
+_AVX512_VNNI = (*(f"-mavx512{each}" for each in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c")
 _AVX512 = (*_AVX512_VNNI, "-mavx512vbmi", "-mavx512bf16")
 ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
@@ -17,12 +16,8 @@ ISAS = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
 
 def run(code, **env):
     """What a fresh process prints; variables of this process that steer the library are left out."""
-    return run_program("-c", code, **env)
-
-
-def run_program(*arguments, **env):
     free = {key: value for key, value in os.environ.items() if not key.startswith("AO_CPU_")}
-    return run_python(*arguments, env={**free, **env}, check=True).stdout.strip()
+    return run_python("-c", code, env={**free, **env}, check=True).stdout.strip()
 
 
 WHY_NOT = "from ao_kernels.cpu import library; print(library.unavailable())"
@@ -53,10 +48,13 @@ def test_each_instruction_set_of_the_processor_can_be_chosen_and_the_best_one_is
     assert usable[-1] == "generic"
 
 
-def test_ao_plugins_names_the_instruction_set_and_the_others():
-    shown = json.loads(run_program("-m", "ao_core.cli", "plugins", "--json", AO_CPU_ISA="generic"))
-    ((sentence,),) = (info["machine"] for info in shown["plugins"] if info["name"] == "kernels")
+def test_plugins_names_the_instruction_set_and_the_others():
+    code = "from ao_kernels.plugin import ao_machine; print(*ao_machine())"
+    sentence = run(code, AO_CPU_ISA="generic")
     assert sentence.startswith("C++ kernels of the instruction set generic; AO_CPU_ISA can name ")
+    others = sentence.partition(" can name ")[2].split(", ")
+    assert [*others, "generic"] == library.usable_isas()
+    assert run(code, AO_CPU_ISA="mmx") == ""
 
 
 @pytest.mark.parametrize("wrong", ["sse", "AVX2", "avx512 "])
