@@ -63,14 +63,14 @@ _AVX512_VNNI = (*(f"-mavx512{each}" for each in ("f", "bw", "vl", "dq", "vnni"))
 _AVX512 = (*_AVX512_VNNI, "-mavx512vbmi", "-mavx512bf16")
 ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "generic": (),
+        "generic": ("-O2",),  # -O3 makes loops over four registers twice as much code
         "avx2": (*_AVX2, *_QUIET),
         "avx2_vnni": (*_AVX2, "-mavxvnni", *_QUIET),
         "avx512_vnni": (*_AVX512_VNNI, *_QUIET),
         "avx512": (*_AVX512, *_QUIET),
         "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *_QUIET),
     },
-    "aarch64": {"generic": (), "neon": ()},
+    "aarch64": {"generic": ("-O2",), "neon": ()},
 }
 #: sets that the library does without where the compiler does not know their flags
 OPTIONAL = ("avx2_vnni", "amx")
