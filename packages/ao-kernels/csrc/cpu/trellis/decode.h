@@ -55,14 +55,16 @@ struct Windows {
 };
 
 template <int kBits>
+alignas(64) static constexpr Windows<kBits> kWindows;  // here, because clang exports those of members
+
+template <int kBits>
 struct FastDecoder {
   static constexpr int64_t kBytes = kRing * kBits / 8;
 
   explicit FastDecoder(const Trellis& t) : multiplier(_mm512_set1_epi16(static_cast<int16_t>(t.multiplier << 4))) {
     for (int i = 0; i < 4; ++i) table[i] = _mm512_loadu_si512(t.table + 64 * i);
-    alignas(64) static constexpr Windows<kBits> windows;
-    bits = _mm512_load_si512(windows.bits);
-    for (int64_t i = 0; i < kRing / 32; ++i) bytes[i] = _mm512_loadu_si512(windows.bytes[i]);
+    bits = _mm512_load_si512(kWindows<kBits>.bits);
+    for (int64_t i = 0; i < kRing / 32; ++i) bytes[i] = _mm512_loadu_si512(kWindows<kBits>.bytes[i]);
   }
 
   AO_METHOD I products(I ring, I places) const {
