@@ -185,8 +185,8 @@ def tests_isolated(session: nox.Session, package: str) -> None:
 @nox.session(venv_backend="none")
 def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
-    kinds = "--lesser", "--compiler clang++", "--sanitize address,undefined", "--target aarch64"
-    for options in kinds:
+    clang = "--compiler clang++ --if-installed"
+    for options in ("--lesser", clang, "--sanitize address,undefined", "--target aarch64"):
         cpp_tests(session, *options.split(), *session.posargs)
 
 

@@ -62,21 +62,22 @@ FLAGS = (
 # gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables; clang does not
 # know all of these options
 _QUIET = ("-Wno-uninitialized", "-Wno-unknown-warning-option", "-Wno-maybe-uninitialized")
-_AVX512 = (
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-    *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c"),
-)
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512_VNNI = (*(f"-mavx512{each}" for each in ("f", "bw", "vl", "dq", "vnni")), "-mfma", "-mf16c")
+_AVX512 = (*_AVX512_VNNI, "-mavx512vbmi", "-mavx512bf16")
 ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "generic": (),
-        "avx2": ("-mavx2", "-mfma", "-mf16c", *_QUIET),
+        "generic": ("-O2",),  # -O3 makes loops over four registers twice as much code
+        "avx2": (*_AVX2, *_QUIET),
+        "avx2_vnni": (*_AVX2, "-mavxvnni", *_QUIET),
+        "avx512_vnni": (*_AVX512_VNNI, *_QUIET),
         "avx512": (*_AVX512, *_QUIET),
         "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *_QUIET),
     },
-    "aarch64": {"generic": (), "neon": ()},
+    "aarch64": {"generic": ("-O2",), "neon": ()},
 }
 #: sets that the library does without where the compiler does not know their flags
-OPTIONAL = ("amx",)
+OPTIONAL = ("avx2_vnni", "amx")
 
 
 class Torch(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from ao_core.testing.warm import run_python
 from ao_kernels.cpu import library
 
-ISAS = ("generic", "avx2", "avx512", "amx", "neon")
+ISAS = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
 
 
 def run(code, **env):
@@ -26,7 +26,8 @@ WHY_NOT = "from ao_kernels.cpu import library; print(library.unavailable())"
 def test_the_library_serves():
     assert library.unavailable() is None
     library.load()
-    assert library.isa() in ISAS
+    assert library.isa() in library.usable_isas()
+    assert set(library.usable_isas()) <= set(ISAS)
 
 
 def test_importing_the_package_and_its_plugin_does_not_load_the_library():
@@ -39,9 +40,21 @@ def test_importing_the_package_and_its_plugin_does_not_load_the_library():
     assert run(code) == "False None True"
 
 
-@pytest.mark.parametrize("isa", ["generic", library.isa()])
-def test_the_instruction_set_can_be_chosen(isa):
-    assert run("from ao_kernels.cpu import library; print(library.isa())", AO_CPU_ISA=isa) == isa
+def test_each_instruction_set_of_the_processor_can_be_chosen_and_the_best_one_is():
+    usable = run("from ao_kernels.cpu import library; print(*library.usable_isas())").split()
+    for isa in ("", *usable):
+        code = "from ao_kernels.cpu import library; print(library.isa(), *library.usable_isas())"
+        assert run(code, AO_CPU_ISA=isa).split() == [isa or usable[0], *usable]
+    assert usable[-1] == "generic"
+
+
+def test_plugins_names_the_instruction_set_and_the_others():
+    code = "from ao_kernels.plugin import ao_machine; print(*ao_machine())"
+    sentence = run(code, AO_CPU_ISA="generic")
+    assert sentence.startswith("C++ kernels of the instruction set generic; AO_CPU_ISA can name ")
+    others = sentence.partition(" can name ")[2].split(", ")
+    assert [*others, "generic"] == library.usable_isas()
+    assert run(code, AO_CPU_ISA="mmx") == ""
 
 
 @pytest.mark.parametrize("wrong", ["sse", "AVX2", "avx512 "])
@@ -91,7 +104,7 @@ def fresh(monkeypatch):
 
 def test_what_cannot_be_loaded_raises_its_reason(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("AO_CPU_LIBRARY", str(tmp_path / "none.so"))
-    for call in (library.load, library.isa):
+    for call in (library.load, library.isa, library.usable_isas):
         with pytest.raises(RuntimeError, match="there is no file"):
             call()
 

@@ -19,8 +19,9 @@ FILES = (
     *("test_two_four.py", "test_super_blocks.py", "test_hadamard.py", "test_attend.py"),
     *("test_blocks.py",),
 )
-#: in which sets differ that share the rest: those with tile registers have their own matmuls alone
-SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}
+#: in which sets differ that share the rest: some have their own matmuls alone
+MATMULS = ("test_linear.py", "test_threads.py", "test_super_blocks.py")
+SHARED = {("amx", "avx512"): MATMULS, ("avx2", "avx2_vnni"): MATMULS}
 #: what does not depend on the instruction set
 LEFT_OUT = "is_a_candidate or reasons or describes or fork"
 WHY_NOT = "from ao_kernels.cpu import library; print(library.unavailable() or '')"
@@ -36,7 +37,9 @@ def reason(isa: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx", "neon"])
+@pytest.mark.parametrize(
+    "isa", ["generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon"]
+)
 def test_with(isa: str) -> None:
     """Nothing is left out silently: a set that cannot be used says that the processor lacks it."""
     if isa == library.isa():

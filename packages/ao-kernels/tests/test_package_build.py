@@ -214,13 +214,18 @@ def sources(hook, **texts):
 
 
 def test_units_get_the_flags_of_their_instruction_set(hook):
-    names = ("generic", "avx2", "avx512", "amx", "neon")
+    names = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
     folder = sources(hook, a="", **{f"isa_{name}": "" for name in names})
     x86, arm = hook.ISA_FLAGS["x86_64"], hook.ISA_FLAGS["aarch64"]
     found = {path.stem: flags for path, flags in hook.cpu_sources(x86).items()}
-    assert set(found) == {"a", "isa_generic", "isa_avx2", "isa_avx512", "isa_amx"}
-    assert found["isa_generic"] == ()
+    assert set(found) == {"a", *(f"isa_{name}" for name in names if name != "neon")}
+    assert found["isa_generic"] == ("-O2",)
     assert "-mavx2" in found["isa_avx2"]
+    assert {"-mavx2", "-mavxvnni"} <= set(found["isa_avx2_vnni"])
+    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) == {
+        "-mavx512vbmi",
+        "-mavx512bf16",
+    }
     assert "-mavx512vnni" in found["isa_avx512"]
     assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
     assert {path.stem for path in hook.cpu_sources(arm)} == {"a", "isa_generic", "isa_neon"}
@@ -230,14 +235,18 @@ def test_units_get_the_flags_of_their_instruction_set(hook):
 
 
 def test_a_set_that_the_compiler_does_not_know_is_left_out(hook, monkeypatch):
-    sources(hook, a="", isa_generic="", isa_amx="")
+    sources(hook, a="", isa_generic="", isa_amx="", isa_avx2_vnni="")
     known = {}
 
     def run(command, **options):
-        return hook.subprocess.CompletedProcess(command, int(not known["amx"]))
+        return hook.subprocess.CompletedProcess(command, int(known["flag"] not in command))
 
     monkeypatch.setattr(hook.subprocess, "run", run)
-    for known["amx"], units, told in ((True, {"isa_amx"}, ("-DAO_UNIT_amx",)), (False, set(), ())):
+    for known["flag"], units, told in (
+        ("-std=c++20", {"isa_amx", "isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni", "-DAO_UNIT_amx")),
+        ("-mavxvnni", {"isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni",)),
+        ("-mfoo", set(), ()),
+    ):
         found = hook.cpu_sources(hook.units_of("x86_64", ["g++"]))
         stems = {path.stem: flags for path, flags in found.items()}
         assert set(stems) == {"a", "isa_generic"} | units
@@ -337,7 +346,9 @@ def test_a_developer_is_told_that_the_compiler_fails(initialize, failing_compile
 
 def test_an_older_compiler_without_the_extensions_is_passed_over(hook, monkeypatch, tmp_path):
     old = tmp_path / "old++"
-    old.write_text("#!/bin/sh\n! grep -q __builtin_shufflevector\n")
+    old.write_text(
+        '#!/bin/sh\nfor each; do case $each in *probe.cpp) ! grep -q __builtin_shufflevector "$each"; exit; esac; done\n'
+    )
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     with pytest.raises(hook.CannotBuild, match=r"old\+\+ cannot compile C\+\+20"):

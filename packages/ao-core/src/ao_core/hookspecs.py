@@ -20,7 +20,7 @@ A plugin is a module of functions marked `@hookimpl`, named by an entry point of
 Only `ao_api` is required. Hooks return records and change nothing; ao stamps each record with the
 distribution it came from. All plugins are loaded together and once per process, when a name that is
 not built in is first looked up, when all names are listed, or when a kernel is first selected.
-Then every hook below but `ao_cli` is called once, so importing the module and calling the hooks
+Then every hook below but `ao_cli` and `ao_machine` is called once, so importing the module and calling hooks
 should be quick: put slow imports into the functions that the records carry.
 
 A plugin that fails does no harm to others: the failure is a warning, it is listed by `ao plugins`,
@@ -166,6 +166,14 @@ def ao_optimizers() -> Iterable[type[torch.optim.Optimizer]]:  # type: ignore[em
     """Optimizers, known by their class name.
 
     Called once. Return subclasses of `torch.optim.Optimizer`, not instances.
+    """
+
+
+@hookspec
+def ao_machine() -> Iterable[str]:  # type: ignore[empty-body]
+    """What the plugin uses of this machine, such as an instruction set, in a sentence each.
+
+    Called by `ao plugins`, which shows them. May load what the plugin needs to tell.
     """
 
 

@@ -82,6 +82,7 @@ class Haul:
     infos: list[PluginInfo] = field(default_factory=list)
     records: list[tuple[PluginInfo, str, Any]] = field(default_factory=list)
     cli: list[tuple[PluginInfo, pluggy.HookImpl]] = field(default_factory=list)
+    machine: list[tuple[PluginInfo, pluggy.HookImpl]] = field(default_factory=list)
     problems: list[PluginProblem] = field(default_factory=list)
     #: plugins in use, under the names that pluggy knows them by
     registered: list[tuple[object, str]] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Haul:
         return Haul(
             infos=list(self.infos),
             cli=list(self.cli),
+            machine=list(self.machine),
             problems=problems,
             registered=list(self.registered),
         )

@@ -120,6 +120,17 @@ class PluginLoader:
         _warn(self._haul.problems[before:])
         self._check_strict()
 
+    def machine(self) -> dict[str, list[str]]:
+        """What the `ao_machine` hooks say of this machine, by distribution; failures are isolated."""
+        self._load_once()
+        before = len(self._haul.problems)
+        said: dict[str, list[str]] = {}
+        for info, hook in self._haul.machine:
+            with self._haul.guard(info, "hook ao_machine"):
+                said[info.dist] = [str(each) for each in _listed(hook.function(), "a sentence")]
+        _warn(self._haul.problems[before:])
+        return said
+
     def report(self, dist: str, phase: str, error: BaseException) -> None:
         """Note a problem that showed in use, once for a distribution and phase, with a warning.
 
@@ -216,6 +227,7 @@ class PluginLoader:
                     records = _listed(hook.function(), table.expects)
                     haul.records += [(info, plural, record) for record in records]
         haul.cli += [(info, hook) for hook in hooks_of(manager, plugin, "ao_cli")]
+        haul.machine += [(info, hook) for hook in hooks_of(manager, plugin, "ao_machine")]
         return info
 
     def _add(self, haul: Haul, info: PluginInfo, plural: str, record: Any) -> None:

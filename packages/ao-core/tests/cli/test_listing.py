@@ -50,18 +50,20 @@ def test_plugins_lists_built_ins_and_problems(ao, monkeypatch):
     info = loader.PluginInfo("good", "ao-good", "1.0", "ao_good", {"dtypes": ["int3x"]})
     monkeypatch.setattr(loader, "plugins", lambda: [info])
     monkeypatch.setattr(loader, "problems", lambda: [problem])
+    monkeypatch.setattr(registry.loader, "machine", lambda: {"ao-good": ["runs on good chips"]})
     result = ao("plugins")
     assert result.exit_code == 0
     assert f"ao-core {ao_core.__version__}, plugin (built in) in ao_core" in result.stdout
     assert (
         "ao-good 1.0, plugin good in ao_good, loaded in 0.00 s\n  dtypes (1): int3x\n"
-        in result.stdout
+        "  runs on good chips\n" in result.stdout
     )
     assert result.stdout.endswith(
         "1 problem(s):\n  ao-bad 0.3 [import] ImportError: No module foo\n"
     )
     data = json.loads(ao("plugins", "--json").stdout)
     assert data["plugins"][1]["records"] == {"dtypes": ["int3x"]}
+    assert data["plugins"][1]["machine"] == ["runs on good chips"]
     assert data["problems"][0]["phase"] == "import"
     assert "int4" in data["plugins"][0]["records"]["dtypes"]
 

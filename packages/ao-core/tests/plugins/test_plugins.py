@@ -222,6 +222,20 @@ def test_cli_hooks_get_the_application_and_fail_alone(site, registry, load, monk
         call_cli_hooks(app)
 
 
+def test_sentences_about_the_machine_come_by_distribution_and_fail_alone(site, registry, load):
+    hook = "@hookimpl\ndef ao_machine():\n    {}\n"
+    site.add("ao-a", hook.format("return ['two cores']"))
+    site.add("ao-b", hook.format("raise OSError('no such device')"))
+    site.add("ao-c", hook.format("return 'no list'"))
+    assert load() == []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert registry.loader.machine() == {"ao-a": ["two cores"]}
+    assert [str(warning.message).partition(": ")[0] for warning in caught] == [
+        f"Plugin ao-{name} 1.0 failed in hook ao_machine" for name in "bc"
+    ]
+
+
 def run(site, code):
     """Run code in a new interpreter that sees the site; return what it printed."""
     source = Path(ao_core.__file__).parents[1]

@@ -21,7 +21,9 @@ namespace ao {
 extern const Isa isa_generic;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
+extern const Isa isa_avx512_vnni;
 extern const Isa isa_avx512;
+extern const LinearKernels isa_avx2_vnni;
 extern const LinearKernels isa_amx;
 #elif defined(__aarch64__)
 extern const Isa isa_neon;
@@ -39,6 +41,23 @@ struct Candidate {
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
+#if AO_UNIT_avx2_vnni
+// The kernels of AVX2 with matmuls by dot products of bytes and words.
+const Isa& with_dot_products() {
+  static const Isa made = [] {
+    Isa isa = isa_avx2;
+    isa.name = "avx2_vnni", isa.linear = isa_avx2_vnni;
+    return isa;
+  }();
+  return made;
+}
+
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
 }
 #endif
 
@@ -73,15 +92,20 @@ std::vector<Candidate> candidates() {
   __builtin_cpu_init();
   const bool avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
-                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+  const bool avx512_vnni = avx2 && __builtin_cpu_supports("avx512f") &&
+                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  const bool avx512 =
+      avx512_vnni && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
   std::vector<Candidate> found;
 #if AO_HAS_AMX
   found.push_back({&with_tiles(), avx512 && has_amx()});
 #endif
-  found.insert(found.end(), {{&isa_avx512, avx512}, {&isa_avx2, avx2}, {&isa_generic, true}});
+  found.insert(found.end(), {{&isa_avx512, avx512}, {&isa_avx512_vnni, avx512_vnni}});
+#if AO_UNIT_avx2_vnni
+  found.push_back({&with_dot_products(), avx2 && has_avx_vnni()});
+#endif
+  found.insert(found.end(), {{&isa_avx2, avx2}, {&isa_generic, true}});
   return found;
 #elif defined(__aarch64__)
   return {{&isa_neon, true}, {&isa_generic, true}};
@@ -92,27 +116,29 @@ std::vector<Candidate> candidates() {
 
 struct Choice {
   const Isa* isa = nullptr;
-  std::string error;
+  std::string usable, error;
 };
 
 Choice choose() {
   Choice choice;
   const char* wanted = std::getenv("AO_CPU_ISA");
   const bool named = wanted != nullptr && *wanted != '\0';
-  std::string usable;
+  const Isa* same = nullptr;
   bool known = false;
   for (const Candidate& candidate : candidates()) {
-    const bool same = named && std::strcmp(candidate.isa->name, wanted) == 0;
-    known = known || same;
+    const bool asked_for = named && std::strcmp(candidate.isa->name, wanted) == 0;
+    known = known || asked_for;
     if (!candidate.usable) continue;
-    if (same) return {candidate.isa, ""};
+    if (asked_for) same = candidate.isa;
     if (choice.isa == nullptr) choice.isa = candidate.isa;
-    usable += (usable.empty() ? "" : ", ") + std::string(candidate.isa->name);
+    choice.usable += (choice.usable.empty() ? "" : ", ") + std::string(candidate.isa->name);
   }
-  if (named) {
+  if (same != nullptr) {
+    choice.isa = same;
+  } else if (named) {
     choice.error = "AO_CPU_ISA=" + std::string(wanted) +
                    (known ? ": this processor lacks it" : ": no such instruction set") +
-                   "; usable here: " + usable;
+                   "; usable here: " + choice.usable;
   }
   return choice;
 }
@@ -125,6 +151,8 @@ const Choice& choice() {
 }  // namespace
 
 const Isa& isa() { return *choice().isa; }
+
+const char* usable_isas() { return choice().usable.c_str(); }
 
 bool prefers_words() {
 #if defined(__x86_64__)

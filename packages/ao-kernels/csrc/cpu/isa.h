@@ -36,7 +36,10 @@ struct Isa {
 // chosen once; where AO_CPU_ISA is wrong it is the best one, and isa_error() says what is wrong.
 const Isa& isa();
 
-// Whether int16 dot products are faster than those of bfloat16. Intel's vector units make the latter at a fourth of the
+// The names of all sets that the processor has, the best one first: "avx512, avx512_vnni, avx2, generic".
+const char* usable_isas();
+
+// Whether int16 dot products are faster than those of bfloat16, where there are both. Intel's vector units make the latter at a fourth of the
 // rate, because AMX units are there for them; elsewhere both have one rate, and bfloat16 needs no scales in between.
 bool prefers_words();
 

@@ -29,6 +29,8 @@ std::string cpu_isa() {
   return isa().name;
 }
 
+std::string usable_cpu_isas() { return usable_isas(); }
+
 int64_t want_batch_invariant_op(int64_t change) { return want_batch_invariant(static_cast<int>(change)); }
 
 // torch's pool serves all kernels: torch.set_num_threads holds, and no second pool is started
@@ -44,10 +46,12 @@ const bool host_is_set = [] {
 // Each file of ops adds to the namespace in a fragment of its own.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def("cpu_isa() -> str");
+  m.def("usable_cpu_isas() -> str");
   m.def("want_batch_invariant(int change) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&ao::cpu_isa));
+  m.impl("usable_cpu_isas", TORCH_BOX(&ao::usable_cpu_isas));
   m.impl("want_batch_invariant", TORCH_BOX(&ao::want_batch_invariant_op));
 }

@@ -13,6 +13,7 @@ from ao_kernels.cpu.dense import DENSE_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
+from ao_kernels.cpu.library import isa, unavailable, usable_isas
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.optim import OPTIM_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
@@ -78,3 +79,12 @@ def ao_kernels() -> Iterable[Kernel]:
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     triton = (*triton, *TRITON_ATTEND_KERNELS, *TRITON_TRELLIS_KERNELS)
     return (*cpu, *CUDA_KERNELS, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)
+
+
+@hookimpl
+def ao_machine() -> Iterable[str]:
+    """The instruction set of the C++ kernels; nothing where these cannot serve, which each of them says."""
+    if unavailable() is not None:
+        return ()
+    others = ", ".join(name for name in usable_isas() if name != isa())
+    return (f"C++ kernels of the instruction set {isa()}; AO_CPU_ISA can name {others}",)

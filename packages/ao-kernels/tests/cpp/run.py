@@ -40,9 +40,12 @@ HERE = chosen_target().machine
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
 NOT_HERE = 77
 #: sets that have all but some kernels from another one → the tests of those
-OWN_TESTS = {"amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp"}
+OWN_TESTS = {
+    "amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp",
+    "avx2_vnni": "*test_linear.cpp,*test_ends.cpp,*test_words.cpp,*test_isa.cpp",
+}
 #: a set that has all but some kernels from another one → that one
-BASES = {"amx": "avx512"}
+BASES = {"amx": "avx512", "avx2_vnni": "avx2"}
 #: what an x86 processor of qemu must be given
 CHOICES = {"Nehalem": "generic", "Haswell": "avx2"}
 
@@ -73,7 +76,10 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
     sources = cpu_sources(tested)
     # the tests themselves are not watched: most of the time goes into what they compare with
     own = ("-fno-sanitize=all", "-O2") if sanitize else ()
-    sources |= dict.fromkeys(sorted(PACKAGE.glob("tests/cpp/*.cpp")), own)
+    for path in sorted(PACKAGE.glob("tests/cpp/*.cpp")):
+        # on_NAME.cpp: what runs on the instruction set NAME alone
+        flags = units.get(path.stem.removeprefix("on_"), ())
+        sources[path] = (*flags, *own)
     common = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
     with alone_in(out):
         sources |= {
@@ -166,12 +172,20 @@ def main() -> None:
         "--sets", default="", help="instruction sets that are tested, a,b; default: all"
     )
     parser.add_argument("--compiler", default="", help="default: $CXX, or the first found")
+    parser.add_argument(
+        "--if-installed",
+        action="store_true",
+        help="say so and succeed where the compiler is missing",
+    )
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilers, or tests, that run at a time"
     )
     arguments, options = parser.parse_known_args()
     target: str = arguments.target
+    if arguments.if_installed and shutil.which(arguments.compiler) is None:
+        print(f"-- {arguments.compiler}\n   not run: it is not installed", flush=True)
+        return
     if arguments.compiler and target == HERE:
         compiler, prefix = [tool(arguments.compiler, arguments.compiler.replace("++", ""))], []
     elif target == HERE:

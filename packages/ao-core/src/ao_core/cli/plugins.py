@@ -30,6 +30,9 @@ def plugins(as_json: bool = JSON) -> None:
         warnings.simplefilter("ignore", found.PluginWarning)
         app = make_app()
         found.call_cli_hooks(app, first_stays(app))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", found.PluginWarning)
+        machine = registry.loader.machine()
     infos, problems = found.plugins(), found.problems()
     builtin = {
         kind: [name for name in table.names() if table.provider(name) == CORE]
@@ -48,6 +51,7 @@ def plugins(as_json: bool = JSON) -> None:
                         "module": info.module,
                         "seconds": round(info.seconds, 3),
                         "records": info.records,
+                        "machine": machine.get(info.dist, []),
                         "unavailable": _unavailable(info),
                     }
                     for info in shown
@@ -72,6 +76,8 @@ def plugins(as_json: bool = JSON) -> None:
         for kind, names in info.records.items():
             if names:
                 typer.echo(folded(f"  {kind} ({len(names)}): {', '.join(names)}"))
+        for sentence in machine.get(info.dist, []):
+            typer.echo(folded(f"  {sentence}"))
         alike: dict[str, list[str]] = {}
         for name, reason in _unavailable(info).items():
             alike.setdefault(reason, []).append(name)

@@ -100,7 +100,7 @@ bool has_limbs(Linear& t, const LinearKernels& kernels) {
 // Numbers in bfloat16 as words, beside weights whose values are whole numbers of one unit. Sums of a group's offsets
 // are floats, as ever.
 bool has_words(Linear& t, const LinearKernels& kernels) {
-  if (!kernels.leaves_rest || !prefers_words() || t.m == 1) return false;
+  if (!kernels.leaves_rest || (kernels.pairs && !prefers_words()) || t.m == 1) return false;
   if (t.type != Element::bf16 || t.act != Act::none) return false;
   t.mode = Mode::words;
   if (t.kind == Kind::integer) return true;

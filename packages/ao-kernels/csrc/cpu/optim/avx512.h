@@ -1,7 +1,8 @@
-// Blocks of moments on AVX-512 with VBMI: tables of 256 codes are looked up in registers, 64 at a time.
+// Blocks of moments on AVX-512: tables of 256 codes are looked up in registers, 64 at a time.
 #pragma once
 #include <immintrin.h>
 
+#include "../simd/bytes512.h"
 #include "numbers.h"
 
 namespace ao::AO_ISA::optim {
@@ -23,10 +24,9 @@ constexpr Indices<T> every_second() {
 
 // 64 bytes of a table of 256.
 static inline __m512i look_up(const uint8_t* table, __m512i index) {
-  const __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), index, _mm512_loadu_si512(table + 64));
-  const __m512i high =
-      _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), index, _mm512_loadu_si512(table + 192));
-  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+  const __m512i parts[4] = {_mm512_loadu_si512(table), _mm512_loadu_si512(table + 64), _mm512_loadu_si512(table + 128),
+                            _mm512_loadu_si512(table + 192)};
+  return bytes_at(index, parts);
 }
 
 // Where groups of 4 bytes go so that the unpacking of bytes to floats brings them back in order.
@@ -111,9 +111,17 @@ static inline __m512i cells_of(const StateFormat& f, __m512 first, __m512 second
   return _mm512_mask_add_epi16(cell, _mm512_movepi16_mask(upper), cell, negative);
 }
 
+// The lower bytes of 64 words, in order.
+static inline __m512i low_bytes_of(__m512i first, __m512i second) {
+  if constexpr (kHasByteMoves) {
+    alignas(64) static constexpr auto kEven = every_second<uint8_t, 0>();
+    return bytes_at(_mm512_load_si512(kEven.index), first, second);
+  }
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(first)), _mm512_cvtepi16_epi8(second), 1);
+}
+
 // Codes of the numbers of a block / scale, none of which is NaN. In phases, whose short chains overlap.
 static inline void look_up_codes(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
-  alignas(64) static constexpr auto kEven = every_second<uint8_t, 0>();
   constexpr int kRuns = kBlock / 64;
   const __m512 by = _mm512_set1_ps(scale), inverse = _mm512_set1_ps(1.0f / scale);
   const bool usual = is_usual(scale);
@@ -130,7 +138,7 @@ static inline void look_up_codes(const StateFormat& f, const float* numbers, flo
   for (int i = 0; i < kRuns; ++i) {
     const __m512i first = cells_of(f, x[i][0], x[i][1]), second = cells_of(f, x[i][2], x[i][3]);
     const __m512i bit = _mm512_set1_epi16(256);
-    place[i] = _mm512_permutex2var_epi8(first, _mm512_load_si512(kEven.index), second);
+    place[i] = low_bytes_of(first, second);
     upper[i] = _mm512_kunpackd(_mm512_test_epi16_mask(second, bit), _mm512_test_epi16_mask(first, bit));
   }
   for (int i = 0; i < kRuns; ++i) {

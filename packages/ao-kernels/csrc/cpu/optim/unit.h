@@ -1,6 +1,6 @@
 // A step of an optimizer, block by block; included by the unit of an instruction set.
 #pragma once
-#if defined(__AVX512VBMI__)
+#if defined(__AVX512BW__)
 #include "avx512.h"
 #else
 #include "portable.h"

@@ -1,4 +1,4 @@
-// Vectors of 16 lanes on AVX2 (with FMA and F16C): two registers each.
+// Vectors of 16 lanes on AVX2 (with FMA and F16C, and where there is one AVX-VNNI): two registers each.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
@@ -19,13 +19,19 @@ struct I {  // 16 int32
 using Q = I;  // 16 quads of bytes
 
 #define AO_HAS_PAIRS 0
-#define AO_HAS_WORDS 0
 #define AO_HAS_QUARTERS 0
+#ifdef __AVXVNNI__
+#define AO_HAS_WORDS 1
+#define AO_HAS_WORD_SUMS 0
+constexpr bool kWideBytes = true;
+#else
+#define AO_HAS_WORDS 0
 #define AO_HAS_WORD_SUMS 1  // products of bytes are words, and their sums take a step of their own
+constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
+#endif
 #define AO_HAS_CODE_WORDS 1  // codes of a token are multiplied in registers as words
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
-constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
 constexpr int kRegisters = 2;       // that a vector takes
 constexpr int kPanelRows = 6;       // 12 of 16 registers for sums
 constexpr int kPanelBlocks = 1;
@@ -137,6 +143,10 @@ AO_INLINE void store_bytes(uint8_t* p, I v) {
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+// 16 words, beyond their range the nearest.
+AO_INLINE void store_words(uint8_t* p, I v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xD8));
+}
 // 16 codes of float8 e4m3, as float16 with the same bits: value / 256, or NaN.
 AO_INLINE F e4m3_as_half(const uint8_t* p) {
   const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_half(p)), 7);  // the sign in bits 14 and 15
@@ -198,7 +208,11 @@ AO_INLINE I splat_dword(const void* p) {
 }
 // Products of words, added in pairs; of a byte and its neighbour two away, if these are bytes in words.
 AO_INLINE I dot_words(I acc, I x, I y) {
+#ifdef __AVXVNNI__
+  return {_mm256_dpwssd_avx_epi32(acc.a, x.a, y.a), _mm256_dpwssd_avx_epi32(acc.b, x.b, y.b)};
+#else
   return add(acc, {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)});
+#endif
 }
 AO_INLINE I multiply_bytes(Q w, Q x) { return {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}; }
 AO_INLINE I add_words(I x, I y) { return {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)}; }
@@ -209,6 +223,9 @@ AO_INLINE I add_pairs(I acc, I words) {
 // `kSmall`: w < 128, so that sums of two products fit 16 bits.
 template <bool kSmall>
 AO_INLINE I dot_quads(I acc, Q w, Q x) {
+#ifdef __AVXVNNI__
+  return {_mm256_dpbusd_avx_epi32(acc.a, w.a, x.a), _mm256_dpbusd_avx_epi32(acc.b, w.b, x.b)};
+#else
   if constexpr (kSmall) {
     return add_pairs(acc, multiply_bytes(w, x));
   } else {
@@ -217,6 +234,7 @@ AO_INLINE I dot_quads(I acc, Q w, Q x) {
     const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x.a, 8), 8), x_odd = _mm256_srai_epi16(x.a, 8);
     return dot_words(dot_words(acc, even, {x_even, x_even}), odd, {x_odd, x_odd});  // x.a = x.b
   }
+#endif
 }
 
 // -- two of every four columns -----------------------------------------------------------------------------
@@ -329,72 +347,4 @@ struct Lookup {
 
 #include "avx2_rows.h"
 #include "planes.h"
-
-namespace ao::AO_ISA {
-
-// Floats of 8 bits, whose codes from 16 to 111, shifted and added to a number, are bfloat16 numbers. Codes
-// below (subnormal numbers) and above (NaN, infinity) are corrected by exclusive or, from tables.
-template <>
-struct FloatDecoder<8, Kind::symmetric> {
-  __m128i shift;
-  __m256i base, below[2], above[2];
-  bool regular;  // else values are looked up one by one
-  FloatDecoder<8, Kind::table> any;
-
-  AO_METHOD explicit FloatDecoder(const float* values) : any(values) {
-    uint16_t words[128];
-    for (int c = 0; c < 128; ++c) {
-      uint32_t bits;
-      __builtin_memcpy(&bits, values + c, 4);
-      words[c] = static_cast<uint16_t>(bits >> 16);
-    }
-    const int step = words[17] - words[16];
-    int bits = 0;
-    while (bits < 8 && 1 << bits != step) ++bits;
-    const auto first = static_cast<uint16_t>(words[16] - (16 << bits));
-    alignas(16) uint8_t parts[2][2][16];
-    regular = bits < 8;
-    for (int c = 0; c < 128; ++c) {
-      const auto error = static_cast<uint16_t>(words[c] ^ static_cast<uint16_t>(first + (c << bits)));
-      if (c >= 16 && c < 112) {
-        regular = regular && error == 0;
-      } else {
-        parts[c >= 112][0][c % 16] = static_cast<uint8_t>(error);
-        parts[c >= 112][1][c % 16] = static_cast<uint8_t>(error >> 8);
-      }
-    }
-    shift = _mm_cvtsi32_si128(bits);
-    base = _mm256_set1_epi16(static_cast<int16_t>(first));
-    for (int b = 0; b < 2; ++b) {
-      below[b] = _mm256_broadcastsi128_si256(load_half(parts[0][b]));
-      above[b] = _mm256_broadcastsi128_si256(load_half(parts[1][b]));
-    }
-  }
-
-  // Of 32 split codes: the words of columns (4i, 4i + 2) and (4i + 1, 4i + 3).
-  AO_METHOD void words(__m256i codes, __m256i& even, __m256i& odd) const {
-    const __m256i sign = _mm256_and_si256(codes, _mm256_set1_epi8(-128));
-    const __m256i index = _mm256_xor_si256(codes, sign);
-    const __m256i low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // the top bit set from 16 on
-    const __m256i high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x70));  // and below 112
-    const __m256i error = _mm256_xor_si256(_mm256_shuffle_epi8(below[0], low), _mm256_shuffle_epi8(above[0], high));
-    const __m256i error2 = _mm256_xor_si256(
-        _mm256_xor_si256(_mm256_shuffle_epi8(below[1], low), _mm256_shuffle_epi8(above[1], high)), sign);
-    even = _mm256_add_epi16(_mm256_sll_epi16(_mm256_unpacklo_epi8(index, _mm256_setzero_si256()), shift), base);
-    odd = _mm256_add_epi16(_mm256_sll_epi16(_mm256_unpackhi_epi8(index, _mm256_setzero_si256()), shift), base);
-    even = _mm256_xor_si256(even, _mm256_unpacklo_epi8(error, error2));
-    odd = _mm256_xor_si256(odd, _mm256_unpackhi_epi8(error, error2));
-  }
-
-  template <int i>
-  AO_METHOD void floats(const uint8_t* tile, F out[4]) const {
-    if (!regular) return any.floats<i>(tile, out);
-    const Q codes = code_quads<8, i, true>(tile);
-    I even, odd;
-    words(codes.a, even.a, odd.a);
-    words(codes.b, even.b, odd.b);
-    widen_words(even, odd, out);
-  }
-};
-
-}  // namespace ao::AO_ISA
+#include "avx2_float8.h"

@@ -1,9 +1,10 @@
-// Vectors of 16 lanes on AVX-512 (F, BW, VL, DQ, VNNI, VBMI, BF16): one register each.
+// Vectors of 16 lanes on AVX-512 (F, BW, VL, DQ, VNNI, and where there are any VBMI and BF16): one register each.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
 
 #include "../element.h"
+#include "bytes512.h"
 
 #define AO_METHOD inline __attribute__((always_inline))
 #define AO_INLINE static AO_METHOD
@@ -18,7 +19,11 @@ using Q = __m512i;  // 16 quads of bytes
 #define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
 #define AO_HAS_FLOAT_TABLES 1  // lookup of floats by 5 bits; the only set that says so
-#define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
+#ifdef __AVX512BF16__
+#define AO_HAS_PAIRS 1  // there is a fast product of bfloat16 pairs
+#else
+#define AO_HAS_PAIRS 0
+#endif
 #define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_CODE_WORDS 0
 #define AO_HAS_QUARTERS 1  // codes of several tokens are multiplied in registers: there are enough of these
@@ -165,8 +170,22 @@ AO_INLINE I splat_dword(const void* p) {
   __builtin_memcpy(&v, p, 4);
   return _mm512_set1_epi32(v);
 }
+AO_INLINE F low_halves(P v) { return as_float(_mm512_slli_epi32(v, 16)); }
+AO_INLINE F high_halves(P v) { return as_float(and_(v, splat_int(static_cast<int>(0xffff0000)))); }
 AO_INLINE F dot_pairs(F acc, P w, P x) {
+#ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
+#else
+  return fma(low_halves(w), low_halves(x), fma(high_halves(w), high_halves(x), acc));
+#endif
+}
+// 32 bfloat16 in order, rounded.
+AO_INLINE P join_bf16(F low, F high) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<P>(_mm512_cvtne2ps_pbh(high, low));
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(low)), round_to_bf16(high), 1);
+#endif
 }
 AO_INLINE I dot_words(I acc, I w, I x) { return _mm512_dpwssd_epi32(acc, w, x); }
 AO_INLINE I add_words(I a, I b) { return _mm512_add_epi16(a, b); }
@@ -199,14 +218,12 @@ AO_INLINE P pair_places_of(const uint8_t* p) {
                                     22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   const I fours = _mm512_set_epi16(60, 60, 56, 56, 52, 52, 48, 48, 44, 44, 40, 40, 36, 36, 32, 32, 28, 28, 24, 24,
                                    20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0);
-  const I places = _mm512_multishift_epi64_epi8(starts, _mm512_set1_epi64(bits));
+  const I places = bits_from(starts, _mm512_set1_epi64(bits));
   return or_(and_(places, _mm512_set1_epi16(3)), fours);
 }
 AO_INLINE P pick_pairs(const uint8_t* x, P columns) {
   return _mm512_permutex2var_epi16(load_vector(x), columns, load_vector(x + 64));
 }
-// 32 bfloat16 in order, rounded.
-AO_INLINE P join_bf16(F low, F high) { return reinterpret_cast<P>(_mm512_cvtne2ps_pbh(high, low)); }
 
 // -- rows of codes ---------------------------------------------------------------------------------------
 
@@ -285,7 +302,7 @@ AO_INLINE I for_nibbles(I row) {
     }
     return made;
   }();
-  return _mm512_permutexvar_epi8(_mm512_load_si512(places.of), row);
+  return bytes_at(_mm512_load_si512(places.of), row);
 }
 // In a register from here on: compilers would load it again for each product, and one load takes as long as one.
 AO_INLINE I in_register(I v) {
@@ -356,8 +373,8 @@ struct SignedTable {
       : low{_mm512_loadu_si512(bytes), _mm512_loadu_si512(bytes + 64)},
         high{_mm512_loadu_si512(bytes + 128), _mm512_loadu_si512(bytes + 192)} {}
   AO_METHOD void look_up(I codes, I& lower, I& upper) const {
-    lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-    const I magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    lower = bytes_at(codes, low[0], low[1]);
+    const I magnitude = bytes_at(codes, high[0], high[1]);
     upper = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), 0xf8);  // a | (b & c)
   }
 };

@@ -60,8 +60,11 @@ AO_INLINE I plane1_bytes(const uint8_t* p) {
   constexpr auto at = [](int bit) { return static_cast<uint64_t>((bit - kTo) & 63); };
   constexpr uint64_t offsets =
       at(0) | at(4) << 8 | at(8) << 16 | at(12) << 24 | at(32) << 32 | at(36) << 40 | at(40) << 48 | at(44) << 56;
-  return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(offsets)),
-                                      load_words(reinterpret_cast<const uint16_t*>(p)));
+  const I rows = load_words(reinterpret_cast<const uint16_t*>(p));
+  if constexpr (kHasByteMoves) return bits_from(_mm512_set1_epi64(static_cast<int64_t>(offsets)), rows);
+  // nibbles: a byte in two bytes of a lane each, of which the second has its upper half
+  const I twice = _mm512_shuffle_epi8(rows, _mm512_set4_epi32(0x0d0d0c0c, 0x09090808, 0x05050404, 0x01010000));
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi16(255), shift_words<-kTo>(twice), shift_words<4 - kTo>(twice), 0xCA);
 }
 
 // Codes of columns 4i to 4i + 3 in the bytes of each row's lane, for look-ups by their low 6 bits: each code in
@@ -92,18 +95,30 @@ static constexpr int code_in(int index, int i) {
 template <int kBits>
 struct ByteTable {
   static constexpr int kMaps = kBits == 4 || kBits == 6 ? 1 : 2;  // for even and for odd quads
-  I maps[kMaps];
+  // without moves of bytes, look-ups are those of 4 bits, and of one more that chooses between two of them
+  static constexpr bool kFours = !kHasByteMoves && kBits < 6;
+  static constexpr int kMore = kFours && kBits % 2 == 1 ? kMaps : 0;  // where those of the other ones begin
+  I maps[kMaps + kMore];
   ByteTable() = default;
   inline __attribute__((always_inline)) explicit ByteTable(const uint8_t* bytes) {
     alignas(64) uint8_t map[64];
     for (int m = 0; m < kMaps; ++m) {
       for (int index = 0; index < 64; ++index) map[index] = bytes[code_in<kBits>(index, m)];
-      maps[m] = load_vector(map);
+      maps[m] = kFours ? in_quarters(map) : load_vector(map);
+      if constexpr (kMore > 0) maps[kMore + m] = in_quarters(map + (16 << m));
     }
   }
   template <int i>
   inline __attribute__((always_inline)) Q look_up(Q indices) const {
-    return _mm512_permutexvar_epi8(indices, maps[i % kMaps]);
+    if constexpr (!kFours) return bytes_at(indices, maps[i % kMaps]);
+    const I low = and_(indices, _mm512_set1_epi8(15));
+    const I found = _mm512_shuffle_epi8(maps[i % kMaps], low);
+    if constexpr (kMore == 0) return found;
+    const __mmask64 second = _mm512_test_epi8_mask(indices, _mm512_set1_epi8(16 << i % kMaps));
+    return _mm512_mask_shuffle_epi8(found, second, maps[kMore + i % kMaps], low);
+  }
+  AO_INLINE I in_quarters(const uint8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
 };
 
@@ -116,8 +131,6 @@ AO_INLINE Q raw_quads(const uint8_t* p) {
   if constexpr (kBits == 8) return load_vector(p + 64 * i);
 }
 
-AO_INLINE F low_halves(P v) { return as_float(_mm512_slli_epi32(v, 16)); }
-AO_INLINE F high_halves(P v) { return as_float(and_(v, splat_int(static_cast<int>(0xffff0000)))); }
 // The lower halves of `low` and the upper ones of `high`.
 AO_INLINE F join_halves(I low, I high) {
   return as_float(_mm512_ternarylogic_epi32(splat_int(0xffff), low, high, 0xCA));
@@ -127,7 +140,7 @@ AO_INLINE P pair_exact(F low, F high) {
   return _mm512_mask_mov_epi16(bits_of(high), 0x55555555, _mm512_srli_epi32(bits_of(low), 16));
 }
 AO_INLINE P pair_rounded(F low, F high) {
-  const I packed = reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low));
+  const I packed = join_bf16(low, high);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                                          22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, packed);
@@ -191,11 +204,15 @@ struct FloatDecoder {
     }
   }
 
-  // For each lane: byte b of it below the upper bytes of the same lane of a second vector.
+  // Byte b of each lane in the lowest one of `magic`.
   template <int b>
-  AO_INLINE I spread() {
-    const I lane = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
-    return _mm512_add_epi32(_mm512_mullo_epi32(lane, splat_int(0x01010101)), splat_int(0x43424100 + b));
+  inline __attribute__((always_inline)) F wide_byte(Q codes) const {
+    if constexpr (kHasByteMoves) {
+      const I lane = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+      const I places = _mm512_add_epi32(_mm512_mullo_epi32(lane, splat_int(0x01010101)), splat_int(0x43424100 + b));
+      return as_float(bytes_at(places, codes, magic));
+    }
+    return as_float(_mm512_ternarylogic_epi32(_mm512_srli_epi32(codes, 8 * b), splat_int(255), magic, 0xEA));  // a & b | c
   }
 
   // Two vectors of pairs: columns (4i, 4i + 2) and (4i + 1, 4i + 3).
@@ -209,10 +226,10 @@ struct FloatDecoder {
       out[1] = _mm512_permutex2var_epi16(low, code_words<kBits, i, 1>(tile), high);
     } else if constexpr (kKind == Kind::symmetric) {
       const Q codes = load_vector(tile + 64 * i);
-      const I low_bytes = _mm512_permutex2var_epi8(low, codes, low2);
+      const I low_bytes = bytes_at(codes, low, low2);
       const I high_bytes =
           _mm512_ternarylogic_epi32(splat_int(static_cast<int>(0x80808080)),
-                                    codes, _mm512_permutex2var_epi8(high, codes, high2), 0x6A);
+                                    codes, bytes_at(codes, high, high2), 0x6A);
       const I mask = _mm512_set1_epi16(255);
       out[0] = _mm512_ternarylogic_epi32(mask, low_bytes, _mm512_slli_epi16(high_bytes, 8), 0xCA);
       out[1] = _mm512_ternarylogic_epi32(mask, _mm512_srli_epi16(low_bytes, 8), high_bytes, 0xCA);
@@ -259,22 +276,15 @@ struct FloatDecoder {
     } else if constexpr (kKind == Kind::integer && kBits == 8) {
       // a byte in the mantissa of 2^23, whose unit is 1
       const Q codes = load_vector(tile + 64 * i);
-      out[0] = sub(as_float(_mm512_permutex2var_epi8(codes, spread<0>(), magic)), offset);
-      out[1] = sub(as_float(_mm512_permutex2var_epi8(codes, spread<2>(), magic)), offset);
-      out[2] = sub(as_float(_mm512_permutex2var_epi8(codes, spread<1>(), magic)), offset);
-      out[3] = sub(as_float(_mm512_permutex2var_epi8(codes, spread<3>(), magic)), offset);
+      out[0] = sub(wide_byte<0>(codes), offset), out[1] = sub(wide_byte<2>(codes), offset);
+      out[2] = sub(wide_byte<1>(codes), offset), out[3] = sub(wide_byte<3>(codes), offset);
     } else if constexpr (kBits >= 7 && kKind == Kind::table) {
       // the bytes of all values, and their words, even columns and odd ones
       const Q codes = raw_quads<kBits, i>(tile);
-      const __mmask64 upper = _mm512_movepi8_mask(codes);
       I bytes[4];
 #pragma GCC unroll 4
       for (int b = 0; b < 4; ++b) {
-        bytes[b] = _mm512_permutex2var_epi8(planes[b][0], codes, planes[b][1]);
-        if constexpr (kBits == 8) {
-          bytes[b] = _mm512_mask_mov_epi8(bytes[b], upper,
-                                          _mm512_permutex2var_epi8(planes[b][2], codes, planes[b][3]));
-        }
+        bytes[b] = kBits == 8 ? bytes_at(codes, planes[b]) : bytes_at(codes, planes[b][0], planes[b][1]);
       }
       const I mask = _mm512_set1_epi16(255);
       const I low_even = _mm512_ternarylogic_epi32(mask, bytes[0], _mm512_slli_epi16(bytes[1], 8), 0xCA);

@@ -32,7 +32,7 @@ struct Decoder {
   const float* values;
 };
 
-#if AO_HAS_BYTE_TABLES && defined(__AVX512VBMI__)
+#if AO_HAS_BYTE_TABLES
 #define AO_HAS_WINDOWS 1
 // Windows of 16 bits whose lower 12 are the state, 32 rows in a vector: bytes to where four rows find theirs, and the
 // bits at which these begin. Times the multiplier, in 16 bits, the upper byte is the place in the table.
@@ -55,18 +55,20 @@ struct Windows {
 };
 
 template <int kBits>
+alignas(64) static constexpr Windows<kBits> kWindows;  // here, because clang exports those of members
+
+template <int kBits>
 struct FastDecoder {
   static constexpr int64_t kBytes = kRing * kBits / 8;
 
   explicit FastDecoder(const Trellis& t) : multiplier(_mm512_set1_epi16(static_cast<int16_t>(t.multiplier << 4))) {
     for (int i = 0; i < 4; ++i) table[i] = _mm512_loadu_si512(t.table + 64 * i);
-    alignas(64) static constexpr Windows<kBits> windows;
-    bits = _mm512_load_si512(windows.bits);
-    for (int64_t i = 0; i < kRing / 32; ++i) bytes[i] = _mm512_loadu_si512(windows.bytes[i]);
+    bits = _mm512_load_si512(kWindows<kBits>.bits);
+    for (int64_t i = 0; i < kRing / 32; ++i) bytes[i] = _mm512_loadu_si512(kWindows<kBits>.bytes[i]);
   }
 
   AO_METHOD I products(I ring, I places) const {
-    const I windows = _mm512_multishift_epi64_epi8(bits, _mm512_permutexvar_epi8(places, ring));
+    const I windows = bits_from(bits, bytes_at(places, ring));
     return _mm512_mullo_epi16(windows, multiplier);
   }
 
@@ -76,8 +78,7 @@ struct FastDecoder {
     const I low = products(ring, bytes[2 * half]), high = products(ring, bytes[2 * half + 1]);
     // row i in the lower byte of word i, row 32 + i in the upper one: a | (b & c)
     const I places = _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, _mm512_set1_epi16(-256), 0xf8);
-    const I found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(places), _mm512_permutex2var_epi8(table[0], places, table[1]),
-                                           _mm512_permutex2var_epi8(table[2], places, table[3]));
+    const I found = bytes_at(places, table);
     const I first = _mm512_srai_epi16(_mm512_slli_epi16(found, 8), 8), second = _mm512_srai_epi16(found, 8);
     w[0] = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(first)));
     w[1] = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(first, 1)));

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["isa", "library_path", "load", "unavailable", "want_alone"]
+__all__ = ["isa", "library_path", "load", "unavailable", "usable_isas", "want_alone"]
 
 _OLDEST_TORCH = (2, 11)
 _lock = threading.Lock()
@@ -44,7 +44,9 @@ def load() -> None:
 
 
 def isa() -> str:
-    """The instruction set that the kernels use: "generic", "avx2", "avx512", "amx" or "neon".
+    """The instruction set that the kernels use.
+
+    On x86 "generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512" or "amx", on ARM "generic" or "neon".
 
     Raises:
         RuntimeError: the library cannot be loaded.
@@ -52,6 +54,17 @@ def isa() -> str:
     load()
     name: str = torch.ops.ao_kernels.cpu_isa()
     return name
+
+
+def usable_isas() -> list[str]:
+    """The instruction sets that this processor has, the best one first; AO_CPU_ISA chooses among them.
+
+    Raises:
+        RuntimeError: the library cannot be loaded.
+    """
+    load()
+    names: str = torch.ops.ao_kernels.usable_cpu_isas()
+    return names.split(", ")
 
 
 def want_alone(change: int) -> None:

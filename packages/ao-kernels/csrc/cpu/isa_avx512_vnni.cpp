@@ -1,0 +1,2 @@
+#define AO_ISA avx512_vnni
+#include "isa_unit.h"
