@@ -346,9 +346,8 @@ def test_a_developer_is_told_that_the_compiler_fails(initialize, failing_compile
 
 def test_an_older_compiler_without_the_extensions_is_passed_over(hook, monkeypatch, tmp_path):
     old = tmp_path / "old++"
-    old.write_text(
-        '#!/bin/sh\nfor each; do case $each in *probe.cpp) ! grep -q __builtin_shufflevector "$each"; exit; esac; done\n'
-    )
+    refuses = '*probe.cpp) ! grep -q __builtin_shufflevector "$each"; exit;;'
+    old.write_text(f"#!/bin/sh\nfor each; do case $each in {refuses} esac; done\n")
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     with pytest.raises(hook.CannotBuild, match=r"old\+\+ cannot compile C\+\+20"):
