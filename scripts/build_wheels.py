@@ -29,9 +29,9 @@ PACKAGE = ROOT / "packages" / "ao-kernels"
 OUT = ROOT / "dist" / "wheels"
 LIBRARY = "ao_kernels/cpu/libao_cpu.so"
 PURE = "any"
-#: platform of a wheel -> what zig calls it
+#: platform of a wheel -> what zig calls it; it knows AVX-512 without vectors of 512 bits, unless it is told
 TARGETS = {
-    "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28",
+    "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28 -mevex512",
     "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",
     "macosx_11_0_arm64": "aarch64-macos.11.0",
 }

@@ -1,4 +1,4 @@
-"""Seconds of a step of every rule on the CPU: by kernels and by torch operations, beside torch."""
+"""Seconds of a step of every rule on the CPU: by kernels, by torch operations, and of torch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _row(name: str, samples: dict[str, list[float]], baseline: str) -> dict[str,
         "step, ms": 1000 * median(samples["own"]),
         "× torch": over.median,
         "95 %": over.interval(),
-        "beside": baseline,
+        "baseline": baseline,
         "torch operations, ms": 1000 * median(samples["reference"]),
         "× less than these": paired(samples, "own", "reference").median,
     }

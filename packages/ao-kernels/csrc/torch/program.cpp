@@ -256,8 +256,8 @@ void rule_step_op(const Tensors& params, const Tensors& grads, const Tensors& lo
 
 // One step for all tensors, in place. kinds: of each moment 0, numbers; 1, codes with a scale per block (of 256
 // elements for 8 bits, of 128 for 4); 2, codes of 4 bits with scales of rows and of columns. states: codes (or
-// numbers) of
-// all tensors, then their scales, for one moment after the other. formats, nans, reaches: of each quantized moment.
+// numbers) of all tensors, then their scales, for one moment after the other. formats, nans, reaches: of each
+// quantized moment.
 // program, numbers: five integers and a number per instruction, as csrc/cpu/optim/program.h has them. outputs: the
 // registers that hold the parameter and the moments in the end. seed: of the rounding of bfloat16.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {

@@ -93,16 +93,17 @@ def measure(
         enough: seconds after which rounds end, but not before there are five.
     """
     times: list[list[float]] = [[] for _ in trials]
-    left = range(len(trials))
+    left, spent = range(len(trials)), 0.0
     whole = not any(trial.fqn for trial in trials)
     with torch.no_grad():
         for number in range(0 if whole else -_WARMUPS, rounds):
             for which in random.Random(number).sample(left, len(left)):
                 with trials[which].ready() as trial:
-                    seconds = _in_a_row(trial, timer) if whole else timer(trial)
+                    runs = _in_a_row(trial, timer) if whole else [timer(trial)]
                 if number >= 0:
-                    times[which].append(seconds)
-            if number + 1 >= _FEWEST and sum(map(sum, times)) > enough:
+                    times[which].append(sum(runs) / len(runs))
+                    spent += sum(runs)
+            if number + 1 >= _FEWEST and spent > enough:
                 break
             if whole and number + 1 == _JUDGED:
                 least = min(map(min, times))
@@ -110,12 +111,12 @@ def measure(
     return [sorted(seconds)[len(seconds) // 10] for seconds in times]
 
 
-def _in_a_row(trial: Trial, timer: Timer) -> float:
+def _in_a_row(trial: Trial, timer: Timer) -> list[float]:
     trial.run()
     runs = [timer(trial)]
     while len(runs) < _RUNS and sum(runs) + runs[0] < _ROW:
         runs.append(timer(trial))
-    return sum(runs) / len(runs)
+    return runs
 
 
 def _wait(device: torch.device) -> None:
