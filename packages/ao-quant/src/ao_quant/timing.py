@@ -93,7 +93,7 @@ def measure(
         enough: seconds after which rounds end, but not before there are five.
     """
     times: list[list[float]] = [[] for _ in trials]
-    left, spent = range(len(trials)), 0.0
+    left, spent = list(range(len(trials))), 0.0
     whole = not any(trial.fqn for trial in trials)
     with torch.no_grad():
         for number in range(0 if whole else -_WARMUPS, rounds):
