@@ -8,7 +8,6 @@ a compiler.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -38,7 +37,7 @@ TARGETS = {
 #: libraries that each system has, and torch's; all else must be in the library
 _ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-.*|libtorch_cpu\.so|libSystem\..*")
 _TRY = """
-import json, sys, torch
+import sys, torch
 from ao_core import quantize_
 from ao_quant import Int4WeightOnlyConfig
 import ao_kernels
@@ -49,8 +48,7 @@ x = torch.randn(3, 192, dtype=torch.bfloat16)
 quantize_(layer, Int4WeightOnlyConfig(64))
 error = (layer(x) - torch.nn.functional.linear(x, layer.weight.dequantize(), layer.bias)).abs().max()
 assert error < 0.1, error
-reason = library.unavailable()
-print(json.dumps(reason if reason else library.isa()))
+print("kernels of ao-core" if library.unavailable() else library.isa())
 """
 
 TEXT = """\
@@ -94,18 +92,18 @@ def needed(library: bytes) -> list[str] | None:
 
 
 def audited(wheel: Path) -> tuple[int, int]:
-    """The version of glibc from which on auditwheel finds a wheel usable."""
+    """The version of glibc from which on auditwheel finds a wheel usable, with torch there."""
     done = subprocess.run(
         module("auditwheel", "show", wheel), check=True, capture_output=True, text=True
     )
-    found = re.search(r'platform tag:\s*"manylinux_(\d+)_(\d+)_', done.stdout)
+    found = re.search(r'constrains the platform tag to\s+"manylinux_(\d+)_(\d+)_', done.stdout)
     if found is None:
         raise SystemExit(f"error: {wheel.name}: auditwheel says: {done.stdout}")
     return int(found[1]), int(found[2])
 
 
 def used(wheel: Path) -> str:
-    """The instruction set that a process without a compiler uses, or why it has none."""
+    """The instruction set that a process without a compiler uses, or whose kernels instead."""
     place = wheel.parent / "installed"
     options = "-q", "--no-deps", "--upgrade", "--target"
     subprocess.run(module("pip", "install", *options, place, wheel), check=True)
@@ -116,7 +114,7 @@ def used(wheel: Path) -> str:
     }
     command = [sys.executable, "-c", _TRY, str(place)]
     done = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True)
-    return str(json.loads(done.stdout))
+    return done.stdout.strip()
 
 
 def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:

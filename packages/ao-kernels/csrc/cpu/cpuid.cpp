@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -38,9 +39,41 @@ struct Candidate {
 };
 
 #if defined(__x86_64__)
-bool has_f16c() {
+// A leaf of cpuid; zeros where the processor has none. The compilers' own __builtin_cpu_supports needs a function of
+// their runtime, which not all of them bring.
+struct Leaf {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  explicit Leaf(unsigned leaf, unsigned part = 0) {
+    if (!__get_cpuid_count(leaf, part, &a, &b, &c, &d)) a = b = c = d = 0;
+  }
+};
+
+bool has(unsigned word, std::initializer_list<int> bits) {
+  for (const int bit : bits) {
+    if (!(word >> bit & 1)) return false;
+  }
+  return true;
+}
+
+// Which registers the system keeps: bits of XCR0.
+bool keeps(unsigned states) {
+  if (!has(Leaf(1).c, {27})) return false;  // OSXSAVE: xgetbv may be used
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & states) == states;
+}
+
+bool has_avx2() {  // and FMA, AVX, F16C
+  return keeps(1u << 1 | 1u << 2) && has(Leaf(1).c, {12, 28, 29}) && has(Leaf(7).b, {5});
+}
+
+bool has_avx512_vnni() {  // F, DQ, BW, VL
+  const Leaf leaf(7);
+  return has_avx2() && keeps(7u << 5) && has(leaf.b, {16, 17, 30, 31}) && has(leaf.c, {11});
+}
+
+bool has_avx512() {  // VBMI, BF16
+  return has_avx512_vnni() && has(Leaf(7).c, {1}) && has(Leaf(7, 1).a, {5});
 }
 #endif
 
@@ -55,10 +88,7 @@ const Isa& with_dot_products() {
   return made;
 }
 
-bool has_avx_vnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
-}
+bool has_avx_vnni() { return has(Leaf(7, 1).a, {4}); }
 #endif
 
 #if AO_HAS_AMX
@@ -75,33 +105,21 @@ const Isa& with_tiles() {
 // Has the processor tile registers, does the system keep them, and may this process use them? A process asks once,
 // for all its threads and those that it forks; a system that knows of no such question refuses it.
 bool has_amx() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // products of bfloat16, tiles, products of bytes
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
-  unsigned low = 0, high = 0;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  constexpr unsigned kTileStates = 1u << 17 | 1u << 18;
   constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return (low & kTileStates) == kTileStates && syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+  // products of bfloat16, tiles, products of bytes
+  return has(Leaf(7).d, {22, 24, 25}) && keeps(3u << 17) && syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 }
 #endif
 
 // Those compiled in, the best one first.
 std::vector<Candidate> candidates() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  const bool avx512_vnni = avx2 && __builtin_cpu_supports("avx512f") &&
-                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-  const bool avx512 =
-      avx512_vnni && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+  const bool avx2 = has_avx2(), avx512 = has_avx512();
   std::vector<Candidate> found;
 #if AO_HAS_AMX
   found.push_back({&with_tiles(), avx512 && has_amx()});
 #endif
-  found.insert(found.end(), {{&isa_avx512, avx512}, {&isa_avx512_vnni, avx512_vnni}});
+  found.insert(found.end(), {{&isa_avx512, avx512}, {&isa_avx512_vnni, has_avx512_vnni()}});
 #if AO_UNIT_avx2_vnni
   found.push_back({&with_dot_products(), avx2 && has_avx_vnni()});
 #endif
@@ -157,8 +175,8 @@ const char* usable_isas() { return choice().usable.c_str(); }
 bool prefers_words() {
 #if defined(__x86_64__)
   static const bool intel = [] {
-    __builtin_cpu_init();
-    return __builtin_cpu_is("intel") != 0;
+    const Leaf vendor(0);  // "GenuineIntel"
+    return vendor.b == signature_INTEL_ebx && vendor.c == signature_INTEL_ecx && vendor.d == signature_INTEL_edx;
   }();
   return intel;
 #else
