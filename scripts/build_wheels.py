@@ -32,7 +32,6 @@ PURE = "any"
 TARGETS = {
     "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28 -mevex512",
     "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",
-    "macosx_11_0_arm64": "aarch64-macos.11.0",
 }
 #: libraries that each system has, and torch's; all else must be in the library
 _ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-.*|libtorch_cpu\.so|libSystem\..*")
@@ -54,8 +53,8 @@ print("kernels of ao-core" if library.unavailable() else library.isa())
 TEXT = """\
 `nox -s wheels` compiles them by zig {zig} (clang and libc++, linked statically), on any machine. *sets*:
 instruction sets in the library, of which the best one that a processor has is used; *needs*: shared libraries
-of the system and of torch; *glibc*: the oldest that has all symbols, by auditwheel; *here*: what a process
-without a compiler used after it was installed, where this machine can run it."""
+of the system and of torch; *glibc*: the oldest that has all symbols, as auditwheel lists them; *here*: what a
+process without a compiler used after it was installed, where this machine can run it."""
 
 
 def module(name: str, *arguments: str | Path) -> list[str]:
@@ -92,14 +91,12 @@ def needed(library: bytes) -> list[str] | None:
 
 
 def audited(wheel: Path) -> tuple[int, int]:
-    """The version of glibc from which on auditwheel finds a wheel usable, with torch there."""
+    """The newest version of glibc that auditwheel finds symbols of."""
     done = subprocess.run(
         module("auditwheel", "show", wheel), check=True, capture_output=True, text=True
     )
-    found = re.search(r'constrains the platform tag to\s+"manylinux_(\d+)_(\d+)_', done.stdout)
-    if found is None:
-        raise SystemExit(f"error: {wheel.name}: auditwheel says: {done.stdout}")
-    return int(found[1]), int(found[2])
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", done.stdout)
+    return max((int(major), int(minor)) for major, minor in versions)
 
 
 def used(wheel: Path) -> str:
