@@ -107,6 +107,16 @@ def test_a_rule_of_anyone_may_use_operators_and_functions():
     check(custom(update), {}, 3)
 
 
+def test_a_change_in_place_reaches_what_has_the_same_memory():
+    def update(param, grad, state, options, step):
+        state["momentum_buffer"].detach().mul_(0.5).add_(grad)
+        copy = param.clone()
+        param.detach().sub_(state["momentum_buffer"])
+        param.add_(copy)
+
+    check(replace(rules.SGD, update=update), {}, 1)
+
+
 def test_outputs_that_are_one_value_have_registers_of_their_own():
     def update(param, grad, state, options, step):
         state["momentum_buffer"].copy_(param.copy_(grad))

@@ -89,9 +89,8 @@ class Update:
         try:
             rule.update(param, -grad if self.maximize else grad, state, self.options, self.step)  # type: ignore[arg-type]
             return _allocated(tape, [param, *(state[name] for name in names)])
-        except (
-            Exception
-        ) as error:  # of third parties' rules: the engine runs them, and raises what they raise
+        # of third parties' rules too: the engine runs them, and raises what they raise
+        except Exception as error:
             return f"the rule {rule.name} cannot be traced: {error or type(error).__name__}"
 
 
@@ -306,9 +305,9 @@ _METHODS: Mapping[str, Callable[..., Traced]] = {
     "clamp_min": lambda x, min: _clamp(x, min),
     "clone": _same,
     "copy": lambda x, other: _same(other),
-    "detach": _same,
+    "detach": lambda x: x,  # of one memory: what changes one changes the other
     "div": _div,
-    "float": _same,
+    "float": lambda x: x,
     "lerp": _lerp,
     "mul": _mul,
     "neg": lambda x: -x,
