@@ -21,7 +21,7 @@ from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).parent))
 from benchmarking import Row, arguments, record
-from check_dist import MOST_BYTES, wheel_problems
+from check_dist import library_problems, wheel_problems
 from workspace import ROOT, finish
 
 PACKAGE = ROOT / "packages" / "ao-kernels"
@@ -118,10 +118,10 @@ def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
     """A line of the table, and what is wrong with a wheel."""
     problems = wheel_problems(wheel)
     library = library_of(wheel)
-    if (size := wheel.stat().st_size) > MOST_BYTES:
-        problems.append(f"it has {size:,} bytes, at most {MOST_BYTES:,} are allowed")
-    if (library is None) != (platform == PURE):
-        problems.append("it should hold a library" if library is None else "it holds a library")
+    if platform != PURE:
+        problems += library_problems(wheel)
+    elif library is not None:
+        problems.append("it holds a library")
     libraries = needed(library) if library else None
     problems += [
         f"it needs {name}, which a system may lack"
@@ -136,7 +136,7 @@ def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
     runs = platform in (PURE, f"manylinux_2_28_{os.uname().machine}")
     return {
         "wheel": "-".join(wheel.stem.split("-")[2:]),
-        "MB": size / 1e6,
+        "MB": wheel.stat().st_size / 1e6,
         "sets": ", ".join(sets),
         "needs": ", ".join(libraries or ()),
         "glibc": f"{glibc[0]}.{glibc[1]}" if glibc else "",

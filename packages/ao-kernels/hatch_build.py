@@ -130,11 +130,14 @@ def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
         return subprocess.run(probe, capture_output=True).returncode == 0
 
 
-def units_of(machine: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
-    """The instruction sets of a kind of processor that a compiler knows, with their flags."""
+def units_of(machine: str, compiler: list[str], sanitize: str = "") -> dict[str, tuple[str, ...]]:
+    """The instruction sets of a kind of processor that a compiler knows, with their flags.
+
+    Under sanitizers, whose own flags choose a level of optimization, without one.
+    """
     units = ISA_FLAGS.get(machine, {"generic": ()})
     return {
-        name: flags
+        name: tuple(flag for flag in flags if not (sanitize and flag.startswith("-O")))
         for name, flags in units.items()
         if name not in OPTIONAL or _compiles(compiler, flags)
     }
@@ -216,7 +219,7 @@ def _build_library(
         # messages and registrations name files: without the places of the machine that built them
         *(f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch.include}/="),
     ]
-    sources = cpu_sources(units_of(machine.machine, compiler))
+    sources = cpu_sources(units_of(machine.machine, compiler, sanitize))
     sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
     try:
         images = cuda_build.write_source(out, jobs)

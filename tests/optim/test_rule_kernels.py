@@ -83,7 +83,7 @@ def ends(name, dtype=torch.float32, shapes=SHAPES, **options):
     ],
 )
 def test_steps_are_those_of_torch_operations(name, options, monkeypatch):
-    """Numbers beside a middle may have the other code, and few do where codes are looked up."""
+    """Numbers next to a midpoint may have the other code, and few do where codes are looked up."""
     calls = watch(monkeypatch)
     (params, states), (expected, of_expected) = ends(name, **options)
     assert "cpu_rule_step" in {kernel for _, kernel in calls}

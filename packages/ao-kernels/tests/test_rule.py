@@ -58,7 +58,7 @@ def test_moments_have_the_codes_of_quantize(name: str, block: int) -> None:
         wanted, moved = moment(exact, name, block), param - exact
         step([param], [grad], [[stored]])
         assert same_bits(stored.parts["scale"], wanted.parts["scale"])
-        if name == "companded8":  # computed: beside a middle either code
+        if name == "companded8":  # computed: next to a midpoint either code
             assert (stored.qdata != wanted.qdata).sum() <= size / 100
         else:
             assert same_bits(stored.qdata, wanted.qdata)

@@ -67,9 +67,10 @@ def main() -> None:
     record(
         args.json,
         "A step of every rule on the CPU",
-        f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, {args.threads} thread(s), "
-        "in alternate rounds of one process; medians of ratios within rounds. *× torch*: how many times as "
-        "long as torch's fused or foreach step of the same rule, or of AdamW where it has none.",
+        f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, "
+        f"{args.threads} thread(s), in alternate rounds of one process; medians of ratios within rounds. "
+        "*× torch*: how many times as long as torch's fused or foreach step of the same rule, or of AdamW "
+        "where it has none.",
         rows,
     )
 

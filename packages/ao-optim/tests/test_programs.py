@@ -53,7 +53,7 @@ def random_inputs(rule, options):
 
 
 def check(rule, options, step, maximize=False):
-    """A rule's program beside its update, both in float64."""
+    """A rule's program compared with its update, both in float64."""
     options = {**rule.defaults, **options}
     program = Update(rule, options, step, maximize).program
     assert isinstance(program, Program), program

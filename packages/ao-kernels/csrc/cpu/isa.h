@@ -39,8 +39,9 @@ const Isa& isa();
 // The names of all sets that the processor has, the best one first: "avx512, avx512_vnni, avx2, generic".
 const char* usable_isas();
 
-// Whether int16 dot products are faster than those of bfloat16, where there are both. Intel's vector units make the latter at a fourth of the
-// rate, because AMX units are there for them; elsewhere both have one rate, and bfloat16 needs no scales in between.
+// Whether int16 dot products are faster than those of bfloat16, where there are both. Intel's vector units make the
+// latter at a fourth of the rate, because AMX units are there for them; elsewhere both have the same rate, and bfloat16
+// needs no scales in between.
 bool prefers_words();
 
 // nullptr, or a sentence that says why AO_CPU_ISA cannot be obeyed.

@@ -204,8 +204,8 @@ void read_moment(Parts& parts, size_t k, ProgramStep& s, std::vector<ProgramTens
 }
 
 void rule_step_op(const Tensors& params, const Tensors& grads, const Tensors& lost, const Tensors& states,
-                     Integers kinds, const Tensors& formats, Integers nans, Reals reaches, Integers program,
-                     Reals numbers, Integers outputs, std::optional<int64_t> seed) {
+                  Integers kinds, const Tensors& formats, Integers nans, Reals reaches, Integers program,
+                  Reals numbers, Integers outputs, std::optional<int64_t> seed) {
   ProgramStep s{};
   AO_CHECK(kinds.size() <= kProgramMoments, "kinds: has ", kinds.size(), " moments; must have at most ",
            kProgramMoments);

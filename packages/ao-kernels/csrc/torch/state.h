@@ -11,7 +11,7 @@ namespace ao {
 
 using Tensors = std::vector<Tensor>;
 
-// A list beside `params`: as many, of these elements, in memory that is worked on in place.
+// A list with one tensor per parameter, of this dtype, in memory that is worked on in place.
 inline void check_list(const char* name, const Tensors& tensors, const Tensors& params, ScalarType dtype,
                        int64_t block) {
   AO_CHECK(tensors.size() == params.size(), name, ": has ", tensors.size(), " tensors; must have ", params.size(),

@@ -69,7 +69,7 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
     )  # fmt: skip
     if probe.returncode:
         sys.exit("error: doctest's header is missing; on Debian it is in the package doctest-dev")
-    units = units_of(target, compiler)
+    units = units_of(target, compiler, sanitize)
     tested = {
         name: flags for name, flags in units.items() if name in {*sets, *map(BASES.get, sets)}
     }

@@ -1,4 +1,4 @@
-// Bytes and bfloat16 on AVX-512 without the instructions for them, beside loops.
+// Bytes and bfloat16 on AVX-512 without the instructions for them, compared with loops.
 #include "support.h"
 
 #if defined(__x86_64__)
@@ -46,7 +46,7 @@ void check_bf16(float v, uint16_t found) {
 
 }  // namespace
 
-TEST_CASE("bytes are looked up: every index in every place, and any beside each other") {
+TEST_CASE("bytes are looked up: every index in every place, and any next to each other") {
   if (!usable()) return;
   for (const int size : {64, 128, 256}) {
     const std::vector<uint8_t> table = codes(static_cast<size_t>(size), 256, static_cast<uint32_t>(size));

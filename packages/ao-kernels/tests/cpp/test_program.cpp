@@ -39,7 +39,7 @@ ao::NibbleFormat sixteenths() {
 
 }  // namespace
 
-TEST_CASE("operations are those of float32, whatever the place of an element") {
+TEST_CASE("operations are those of float32, at any place of an element") {
   const size_t size = 1000;
   const std::vector<float> p = ao::test::normal(size, 1), g = ao::test::normal(size, 2);
   const float s = 0.5f;  // so that a + s b is the same rounded once or twice
@@ -152,7 +152,7 @@ TEST_CASE("scales of rows and columns are the greatest of new moments, with any 
       REQUIRE(of_rows[i / columns] >= wanted[i]);
       REQUIRE(of_columns[i % columns] >= wanted[i]);
       const float scale = std::min(of_rows[i / columns], of_columns[i % columns]);
-      // half a step, and a step at 0, of which there is no code
+      // half a step, and a step at 0, which has no code
       REQUIRE(std::abs(value(i) - wanted[i]) <= (wanted[i] < scale / 16 ? 1.001f : 0.501f) / 16 * scale);
     }
     CHECK(*std::max_element(of_rows.begin(), of_rows.end()) == *std::max_element(wanted.begin(), wanted.end()));

@@ -80,7 +80,7 @@ def rule_step(rng: Random) -> Arguments:
         found["reaches"].append(rng.uniform(0.5, 500))
     written = list(range(2 + len(kinds)))
     program = []
-    if rng.random() < 0.5:  # a norm, of which no other one depends
+    if rng.random() < 0.5:  # a norm, on which no other one depends
         program, written = [16, 15, 1, 0, 0], [*written, 15]
     for _ in range(rng.randint(0, 20)):
         result = rng.randint(0, 15)

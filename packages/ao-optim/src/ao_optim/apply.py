@@ -135,18 +135,18 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
     told = None if work.lost else _TOLD.get(rule.name)
-    if told is None or _is_reference(_call(told[0], work)):
+    own = told and (_call(told[0], work), *told[1:])
+    if own is None or _is_reference(own[0]):
         update = Update(rule, options, step, maximize)
-        call = _rule_call(work, update)
-        if told is None or not _is_reference(call):
+        of_any = _rule_call(work, update)
+        if own is None or not _is_reference(of_any):
             moments = list(work.states.values())
-            run_kernel(
-                call, work.params, work.grads, moments, list(work.lost), update=update, seed=seed
-            )
+            lost = list(work.lost)
+            run_kernel(of_any, work.params, work.grads, moments, lost, update=update, seed=seed)
             return
-    op, named, more = told
+    call, named, more = own
     run_kernel(
-        _call(op, work),
+        call,
         work.params,
         work.grads,
         *work.states.values(),
@@ -180,7 +180,7 @@ def _rule_call(work: Work, update: Update) -> StepCall:
 
 def _obstacle(work: Work) -> str | None:
     if is_sharded(work.params[0]):
-        return "the rule looks at whole tensors, of which there are shards"
+        return "the rule needs whole tensors, and these are sharded"
     for tensors in (work.grads, *work.states.values(), work.lost):
         dense = not tensors or not isinstance(tensors[0], QTensor)
         if dense and not all(tensor.is_contiguous() for tensor in tensors):

@@ -1,4 +1,5 @@
-// Programs, an instruction for a whole block after the other: what it takes to choose one is little beside that.
+// Runs programs one instruction at a time, each for a whole block, which takes far longer than to choose the
+// instruction.
 #pragma once
 #include "numbers.h"
 #include "program.h"

@@ -69,7 +69,7 @@ void measure(const ProgramStep& s, std::vector<ProgramTensor>& tensors, int64_t 
                [&](int64_t begin, int64_t end) { isa().programs.measure(s, begin, end, sums.data()); });
   for (ProgramTensor& t : tensors) {
     for (int k = 0; k < s.norms; ++k) {
-      double sum = 0;  // in one order, whatever the threads
+      double sum = 0;  // always in the same order, with any number of threads
       for (int64_t i = t.first; i < t.first + blocks_of(t); ++i) sum += sums[static_cast<size_t>(i * s.norms + k)];
       t.norms[k] = static_cast<float>(std::sqrt(sum));
     }

@@ -1,7 +1,7 @@
 // Steps of rules that are told as programs: what an instruction set provides, and what it is told.
 //
-// A program updates every element by itself, but for norms, which are of whole tensors. Its registers hold a block of
-// 256 elements each: number 0 the parameter, 1 the gradient, from 2 on the moments, as it begins.
+// A program updates each element separately. Norms are the exception: they are of whole tensors. A register holds a
+// block of 256 elements. At the start, register 0 is the parameter, 1 the gradient, and those from 2 on the moments.
 #pragma once
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
 // Bytes of 512 bits moved to any place: the instructions of VBMI, or on processors without it the same from those of
-// AVX-512 BW. tests/cpp/bytes512.cpp compares both with loops.
+// AVX-512 BW, which tests/cpp/test_moves.cpp compares with loops.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
