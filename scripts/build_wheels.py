@@ -32,6 +32,7 @@ PURE = "any"
 TARGETS = {
     "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28 -mevex512",
     "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",
+    "macosx_11_0_arm64": "aarch64-macos.11.0",
 }
 #: libraries that each system has, and torch's; all else must be in the library
 _ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-.*|libtorch_cpu\.so|libSystem\..*")
@@ -53,8 +54,8 @@ print("kernels of ao-core" if library.unavailable() else library.isa())
 TEXT = """\
 `nox -s wheels` compiles them by zig {zig} (clang and libc++, linked statically), on any machine. *sets*:
 instruction sets in the library, of which the best one that a processor has is used; *needs*: shared libraries
-of the system and of torch; *glibc*: the oldest that has all symbols, as auditwheel lists them; *here*: what a
-process without a compiler used after it was installed, where this machine can run it."""
+of the system and of torch, on Linux; *glibc*: the oldest that has all symbols, as auditwheel lists them;
+*here*: what a process without a compiler used after it was installed, where this machine can run it."""
 
 
 def module(name: str, *arguments: str | Path) -> list[str]:

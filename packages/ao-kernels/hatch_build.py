@@ -230,8 +230,10 @@ def _build_library(
     link = [*compiler, "-shared", "-pthread", *extra, *map(str, objects)]
     link.append(f"-L{_stand_in(compiler, machine, out) if machine.foreign else torch.lib}")
     if machine.system == "darwin":
-        link += ["-ltorch_cpu", "-Wl,-exported_symbols_list,/dev/null"]
-        link += ["-Wl,-undefined,dynamic_lookup"] if machine.foreign else []
+        # zig's linker knows no lists of symbols; all are hidden without it but those of libc++
+        alone = ["-Wl,-exported_symbols_list,/dev/null"]
+        link += ["-ltorch_cpu", f"-Wl,-install_name,@rpath/{LIBRARY}"]
+        link += ["-Wl,-undefined,dynamic_lookup"] if machine.foreign else alone
         link += ["-Wl,-x"] if strip else []
     else:
         # it registers itself when it is loaded, and nobody calls it by name: nothing is exported
