@@ -123,6 +123,8 @@ def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
         problems += library_problems(wheel)
     elif library is not None:
         problems.append("it holds a library")
+    if library and str(ROOT).encode() in library:
+        problems.append("its library names folders of the machine that built it")
     libraries = needed(library) if library else None
     problems += [
         f"it needs {name}, which a system may lack"

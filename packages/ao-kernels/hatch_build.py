@@ -234,7 +234,7 @@ def _build_library(
         alone = ["-Wl,-exported_symbols_list,/dev/null"]
         link += ["-ltorch_cpu", f"-Wl,-install_name,@rpath/{LIBRARY}"]
         link += ["-Wl,-undefined,dynamic_lookup"] if machine.foreign else alone
-        link += ["-Wl,-x"] if strip else []
+        link += ["-Wl,-S", "-Wl,-x"] if strip else []
     else:
         # it registers itself when it is loaded, and nobody calls it by name: nothing is exported
         exports = out / "exports.map"
