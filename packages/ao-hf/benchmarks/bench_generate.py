@@ -14,11 +14,15 @@ import torch
 import transformers
 
 import ao_hf
-from ao_core import FqnToConfig, quantize_
+from ao_core import Config, FqnToConfig, quantize_
 from ao_hf.generation import weights_read
 from ao_hf.generation.caches import cache_reads, decoding, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
-from ao_quant import Int4WeightOnlyConfig, Int8DynamicActivationInt4WeightConfig
+from ao_quant import (
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
+    Int8WeightOnlyConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "ao-kernels/benchmarks/cpu"))
@@ -34,30 +38,48 @@ SHAPES = {
     "SmolLM2-135M": Shape(30, 576, 9, 3, 1536, 49152, context=16384),
     "Llama 1.1B": Shape(context=16384),
 }
-LLAMA, EAGER, COMPILED = "llama.cpp Q4_0", "ao, eager", "ao, compiled"
+EAGER, COMPILED = "ao, eager", "ao, compiled"
 #: a token that no text has, so that none ends early, and that is looked for as others are
 NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
-after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, and keys and values in
+after `ao_hf.fuse`, bfloat16 with all matrices in {weights}, and keys and values in
 `AoCache(model.config, {kv!r})`. Activations are as they are, or where it is said in int8. llama.cpp's
 `llama-bench` runs in a process of its own, and takes its turn in each round, on a file of the same shape with
-all matrices in Q4_0, keys and values in {llama_kv}, and decodes with `-fa {flash}`. *tokens/s*: of some
+all matrices in {kind}, keys and values in {llama_kv}, and decodes with `-fa {flash}`. *tokens/s*: of some
 tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
 the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
 weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is quantized, and the type of llama.cpp that it is compared with."""
+
+    config: Config
+    kind: str
+    weights: str
+    acts: str = ""
+
+    @property
+    def peer(self) -> str:
+        """The name of llama.cpp's rows."""
+        return f"llama.cpp {self.kind}"
+
+
+_INT4 = "4 bits and one scale for 32 weights"
 RECIPES = {
-    "weights": Int4WeightOnlyConfig(32, symmetric=True),
-    "dynamic": Int8DynamicActivationInt4WeightConfig(32),
+    "weights": Recipe(Int4WeightOnlyConfig(32, symmetric=True), "Q4_0", _INT4),
+    "dynamic": Recipe(
+        Int8DynamicActivationInt4WeightConfig(32), "Q4_0", _INT4, ", int8 activations"
+    ),
+    "int8": Recipe(Int8WeightOnlyConfig(), "Q8_0", "8 bits and one scale per row"),
 }
-ACTS = {"weights": "", "dynamic": ", int8 activations"}
 
 
 def build(shape: Shape, recipe: str = "weights") -> Any:
-    """A fused model of a shape with random weights in 4 bits."""
+    """A fused model of a shape with random weights, quantized by one of `RECIPES`."""
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.dim,
@@ -74,8 +96,8 @@ def build(shape: Shape, recipe: str = "weights") -> Any:
         torch.set_default_dtype(torch.float32)
     model.eval().requires_grad_(False)
     # a head that is not named would keep 8 bits, and that of llama.cpp has 4
-    int4 = RECIPES[recipe]
-    quantize_(model, FqnToConfig({"lm_head": int4, "*": int4}))
+    chosen = RECIPES[recipe].config
+    quantize_(model, FqnToConfig({"lm_head": chosen, "*": chosen}))
     ao_hf.fuse(model)
     return model
 
@@ -133,9 +155,11 @@ def prefill(model: Any, kv: str, text: int) -> float:
 KV_BYTES = {"": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
-def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes: int) -> Row:
+def row(
+    shape: str, work: str, samples: Samples, name: str, peer: str, tokens: int, nbytes: int
+) -> Row:
     """One contender; `tokens` are made in a sample, and `nbytes` read."""
-    ratio = paired(samples, name, LLAMA) if LLAMA in samples else None
+    ratio = paired(samples, name, peer) if peer in samples else None
     share = paired(samples, name, READER).scaled(nbytes / SIZE) if nbytes else None
     return {
         "shape": shape,
@@ -151,9 +175,9 @@ def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes:
 
 def measured(name: str, model: Any, args: Any) -> list[Row]:
     """Rows of one shape: for each context, then prefill."""
-    peer, texts = None, None
+    peer, texts, recipe = None, None, RECIPES[args.recipe]
     if args.llama:
-        folder, how = Path(args.llama), (SHAPES[name], "Q4_0", args.threads, args.llama_kv)
+        folder, how = Path(args.llama), (SHAPES[name], recipe.kind, args.threads, args.llama_kv)
         peer, texts = LlamaBench(folder, *how, flash=args.flash), LlamaBench(folder, *how)
     shape, found, reading = SHAPES[name], [], Timed(reader().calls(1))
     keys = int(2 * shape.layers * shape.kv_heads * shape.head_dim * KV_BYTES[args.llama_kv])
@@ -166,20 +190,20 @@ def measured(name: str, model: Any, args: Any) -> list[Row]:
             if peer is not None:
                 # one call to warm up
                 other = peer.decoding(args.tokens, context, args.rounds + 1)
-                times[LLAMA] = stack.enter_context(other)
+                times[recipe.peer] = stack.enter_context(other)
             samples = rounds_of({**times, READER: reading}, args.rounds)
         sizes = {n: one.nbytes for n, one in ours.items()}
         if peer is not None:
-            sizes[LLAMA] = peer.nbytes + keys * context
-        work = f"after {context}{ACTS[args.recipe]}"
-        found += [row(name, work, samples, n, 1, sizes[n]) for n in sizes]
+            sizes[recipe.peer] = peer.nbytes + keys * context
+        work = f"after {context}{recipe.acts}"
+        found += [row(name, work, samples, n, recipe.peer, 1, sizes[n]) for n in sizes]
     if args.texts:
         times = {EAGER: partial(prefill, model, args.kv, args.text)}
         if texts is not None:
-            times[LLAMA] = partial(texts.prefill, args.text)
+            times[recipe.peer] = partial(texts.prefill, args.text)
         samples = rounds_of(times, args.texts)
-        work = f"prefill of {args.text}{ACTS[args.recipe]}"
-        found += [row(name, work, samples, n, args.text, 0) for n in times]
+        work = f"prefill of {args.text}{recipe.acts}"
+        found += [row(name, work, samples, n, recipe.peer, args.text, 0) for n in times]
     return found
 
 
@@ -205,7 +229,9 @@ def main() -> None:
     found: list[Row] = []
     for name in args.shapes.split(","):
         found += measured(name, build(SHAPES[name], args.recipe), args)
+    recipe = RECIPES[args.recipe]
     options = {"kv": args.kv, "llama_kv": args.llama_kv or "float16", "flash": args.flash}
+    options |= {"weights": recipe.weights, "kind": recipe.kind}
     about = f"{ABOUT.format(threads=args.threads, **options, text=args.text)} {args.note}".strip()
     title, peers = "`generate` on the CPU", version(args.llama)
     record(args.json, title, about, found, versions=peers, keys=("shape", "work", "contender"))

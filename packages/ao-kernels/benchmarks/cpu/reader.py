@@ -16,23 +16,37 @@ from workspace import ROOT
 
 READER = "reader"
 SOURCE = Path(__file__).with_name("reader.c")
-#: several times the last cache
+#: bytes that are read at a time
 SIZE = 192 << 20
+#: all memory that is read in turns, in last-level caches
+CACHES = 3
+_LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+def last_cache() -> int:
+    """Bytes of the last-level cache, or 0 where the system does not say."""
+    text = _LAST_CACHE.read_text(encoding="utf-8").strip() if _LAST_CACHE.exists() else "0K"
+    return int(text.removesuffix("K")) << 10
 
 
 def reader(size: int = SIZE) -> Contender:
-    """Read so many bytes of random memory once, with as many threads as torch uses."""
+    """Read so many bytes, with as many threads as torch uses.
+
+    Calls take turns on several times as much memory as the last-level cache holds, so that each reads what is in
+    no cache, as a weight is when its turn comes.
+    """
     library = ctypes.CDLL(str(compiled()))
     library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.read_all.restype = ctypes.c_uint64
-    data = torch.randint(-(2**63), 2**63 - 1, (size // 8 + 8,))
-    first = -data.data_ptr() % 64 // 8  # lines begin at multiples of 64 bytes
-    aligned = data[first : first + size // 8]
+    count = max(1, -(-CACHES * last_cache() // size))
+    numbers = torch.arange(count * size // 8 + 8)  # no two pages are equal
+    first = -numbers.data_ptr() % 64 // 8  # lines begin at multiples of 64 bytes
+    parts = numbers[first : first + count * size // 8].chunk(count)
 
     def read(memory: torch.Tensor) -> int:
         return library.read_all(memory.data_ptr(), size, torch.get_num_threads())
 
-    return Contender(READER, size, torch.uint8, lambda m: [partial(read, aligned)])
+    return Contender(READER, size, torch.uint8, lambda m: [partial(read, part) for part in parts])
 
 
 def compiled() -> Path:
