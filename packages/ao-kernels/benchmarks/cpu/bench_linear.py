@@ -20,8 +20,8 @@ TEXT = """\
 `F.linear` of (M, K) with a weight (N, K) in {threads} threads. Contenders take turns in shuffled rounds of
 one process, each on copies of its weight that exceed {rotated} MiB together and differ in every page, after
 a call that is not timed. Times are 10th percentiles in µs; in brackets, how many times as fast as the dense
-matmul of the same dtype. *share of read*: the weight's bytes with its scales, over what the reader (a C loop
-in the same threads and the same rounds) reads in that time."""
+matmul of the same dtype. *share of read*: the weight's bytes with its scales, over what a C loop in the same
+threads and the same rounds reads in that time: of the codes of the same copies, or of pieces of 192 MiB."""
 
 
 def numbers(text: str) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from ggml import ggml_linear
 from ours import ours
 from peers_linear import peers_linear
-from reader import READER, reader
+from reader import READER, reader, reader_of
 from rotation import Contender, Maker, measured
 from torch_linear import DENSE, torch_linear
 
@@ -42,9 +42,14 @@ class Case:
         return paired(self.samples, name, baseline)
 
     def share(self, name: str) -> Paired:
-        """The part of the read rate at which a contender reads its weight."""
-        part = self.contenders[name].nbytes / self.contenders[READER].nbytes
-        return self.times(name, READER).scaled(part)
+        """The part of the read rate at which a contender reads its weight.
+
+        Of the rate at which the same copies are read, where that was measured; or else long pieces.
+        """
+        own = f"{READER} of {name}"
+        reading = own if own in self.samples else READER
+        part = self.contenders[name].nbytes / self.contenders[reading].nbytes
+        return self.times(name, reading).scaled(part)
 
 
 def makers(llama: str) -> dict[str, Maker]:
@@ -73,7 +78,9 @@ def cases(
     for shape in shapes:
         rivals = contenders(shape, chosen)
         for m, count in rounds.items():
-            yield Case(shape, m, rivals, measured(rivals.values(), m, count))
+            readers = [reader_of(one) for one in rivals.values() if m == 1 and one.memory]
+            found = rivals | {one.name: one for one in readers}
+            yield Case(shape, m, found, measured(found.values(), m, count))
 
 
 def rows_of(case: Case) -> list[Row]:
@@ -94,6 +101,7 @@ def rows_of(case: Case) -> list[Row]:
             "× F.linear, 95 %": times.interval() if times else "",
         }
         for name, seconds in case.samples.items()
+        if name == READER or not name.startswith(READER)
         for times in [_times_dense(case, name)]
     ]
 

@@ -95,14 +95,16 @@ def quantized_linear(weight: Tensor, fmt: str, dtype: torch.dtype) -> Contender:
     first = repack(canonical)  # as `quantize_` does
     nbytes = stored(first)
     call = Call("linear", first.spec, tuple(first.shape), (1, weight.shape[1]), dtype, "cpu")
+    weights = [repack(shifted(canonical, number)) for number in copies(nbytes)]
     return matmul(
         name_of(fmt, dtype),
-        [repack(shifted(canonical, number)) for number in copies(nbytes)],
+        weights,
         nbytes,
         F.linear,
         weight.shape[1],
         dtype=dtype,
         kernel=select(call).name,
+        memory=[each.parts["qdata"] for each in weights],
     )
 
 

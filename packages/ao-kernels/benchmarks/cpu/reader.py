@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import subprocess
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,18 +36,33 @@ def reader(size: int = SIZE) -> Contender:
     Calls take turns on several times as much memory as the last-level cache holds, so that each reads what is in
     no cache, as a weight is when its turn comes.
     """
+    count = max(1, -(-CACHES * last_cache() // size))
+    numbers = torch.arange(count * size // 8)  # no two pages are equal
+    return _reading(READER, numbers.chunk(count))
+
+
+def reader_of(contender: Contender) -> Contender:
+    """Read the memory of another contender's copies: as far from the processor, and in pieces as long.
+
+    It is half a turn ahead, so that neither finds in a cache what the other has just read.
+    """
+    half = len(contender.memory) // 2
+    memory = [*contender.memory[half:], *contender.memory[:half]]
+    return _reading(f"{READER} of {contender.name}", memory)
+
+
+def _reading(name: str, memory: Sequence[torch.Tensor]) -> Contender:
+    """Read one of some tensors of the same size, without what lies beside whole lines of 64 bytes."""
     library = ctypes.CDLL(str(compiled()))
     library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.read_all.restype = ctypes.c_uint64
-    count = max(1, -(-CACHES * last_cache() // size))
-    numbers = torch.arange(count * size // 8 + 8)  # no two pages are equal
-    first = -numbers.data_ptr() % 64 // 8  # lines begin at multiples of 64 bytes
-    parts = numbers[first : first + count * size // 8].chunk(count)
+    size = memory[0].nbytes // 64 * 64 - 64
 
-    def read(memory: torch.Tensor) -> int:
-        return library.read_all(memory.data_ptr(), size, torch.get_num_threads())
+    def read(tensor: torch.Tensor) -> int:
+        first = tensor.data_ptr() + -tensor.data_ptr() % 64
+        return library.read_all(first, size, torch.get_num_threads())
 
-    return Contender(READER, size, torch.uint8, lambda m: [partial(read, part) for part in parts])
+    return Contender(name, size, torch.uint8, lambda m: [partial(read, part) for part in memory])
 
 
 def compiled() -> Path:

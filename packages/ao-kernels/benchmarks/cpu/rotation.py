@@ -39,6 +39,8 @@ class Contender:
     most_rows: int | None = None
     #: what serves it, where that is a choice
     kernel: str = ""
+    #: the largest part of each copy, to compare with what only reads it
+    memory: Sequence[Tensor] = ()
 
 
 #: a dense weight (N, K), float32 -> a contender
