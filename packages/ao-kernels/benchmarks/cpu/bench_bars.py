@@ -24,10 +24,9 @@ TEXT = """\
 What the kernels have to reach in {threads} threads. *measured*: the median of the ratios within rounds,
 greater is faster; *95 %*: its interval, a bootstrap of rounds. A bar is met where the whole interval reaches
 it. Linear layers are 4096 × 4096 and bfloat16 where nothing is said; their samples begin with a call that is
-not timed, for the contender's code. The share of read at one row compares with a C loop that reads the codes of
-the same copies. The model is the decoder above. Memory, which bounds all of them at one
-row, is shared with other machines: while it is slow, peers that read at nearly its rate cannot be passed by
-much."""
+not timed, for the contender's code. The share of read at one row compares with a C loop that reads the codes
+of the same copies. The model is the decoder above. Memory, which bounds all of them at one row, is shared
+with other machines: while it is slow, peers that read at nearly its rate cannot be passed by much."""
 
 
 def linear_layers(percent: int, llama: str) -> list[Row]:
