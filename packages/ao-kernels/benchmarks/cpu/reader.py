@@ -33,8 +33,8 @@ def last_cache() -> int:
 def reader(size: int = SIZE) -> Contender:
     """Read so many bytes, with as many threads as torch uses.
 
-    Calls take turns on several times as much memory as the last-level cache holds, so that each reads what is in
-    no cache, as a weight is when its turn comes.
+    Calls take turns on several times as much memory as the last-level cache holds, so that each reads
+    what is in no cache, as a weight is when its turn comes.
     """
     count = max(1, -(-CACHES * last_cache() // size))
     numbers = torch.arange(count * size // 8)  # no two pages are equal
