@@ -58,7 +58,9 @@ class Recipe:
     """How a model is quantized, and the type of llama.cpp that it is compared with."""
 
     config: Config
+    #: type of llama.cpp
     kind: str
+    #: how the weights are stored, and what is said of activations that are quantized, in words
     weights: str
     acts: str = ""
 
@@ -95,7 +97,7 @@ def build(shape: Shape, recipe: str = "weights") -> Any:
     finally:
         torch.set_default_dtype(torch.float32)
     model.eval().requires_grad_(False)
-    # a head that is not named would keep 8 bits, and that of llama.cpp has 4
+    # a head that is not named would keep 8 bits, and that of llama.cpp is as all its matrices
     chosen = RECIPES[recipe].config
     quantize_(model, FqnToConfig({"lm_head": chosen, "*": chosen}))
     ao_hf.fuse(model)

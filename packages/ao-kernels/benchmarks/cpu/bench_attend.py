@@ -91,7 +91,7 @@ def rows_of(heads: int, size: int, group: int, tokens: int, rounds: int) -> list
     k, v = torch.randn(2, 1, heads, tokens, size).bfloat16()
     count = ceil(_SIZE / (k.nbytes + v.nbytes))
     dense = partial(F.scaled_dot_product_attention, q, enable_gqa=True)
-    reading, sdpa = reader(_SIZE).calls(1)[0], turns(dense, copies(count, k, v))
+    (reading,), sdpa = reader(_SIZE, pieces=1).calls(1), turns(dense, copies(count, k, v))
     shape: Row = {"heads": f"{heads} × {size}, {group}", "tokens": tokens}
     rows: list[Row] = []
     for name in RECIPES:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -32,6 +32,8 @@ class Case:
     rows: int
     contenders: dict[str, Contender]
     samples: Samples
+    #: contender -> what reads its copies, where that was measured
+    readers: Mapping[str, Contender] = field(default_factory=dict)
 
     def p10(self, name: str) -> float:
         """The 10th percentile of the seconds of a contender."""
@@ -46,10 +48,9 @@ class Case:
 
         Of the rate at which the same copies are read, where that was measured; or else long pieces.
         """
-        own = f"{READER} of {name}"
-        reading = own if own in self.samples else READER
-        part = self.contenders[name].nbytes / self.contenders[reading].nbytes
-        return self.times(name, reading).scaled(part)
+        reading = self.readers.get(name, self.contenders[READER])
+        part = self.contenders[name].nbytes / reading.nbytes
+        return self.times(name, reading.name).scaled(part)
 
 
 def makers(llama: str) -> dict[str, Maker]:
@@ -78,9 +79,11 @@ def cases(
     for shape in shapes:
         rivals = contenders(shape, chosen)
         for m, count in rounds.items():
-            readers = [reader_of(one) for one in rivals.values() if m == 1 and one.memory]
-            found = rivals | {one.name: one for one in readers}
-            yield Case(shape, m, found, measured(found.values(), m, count))
+            # more rows are bound by arithmetic
+            read = [one for one in rivals.values() if m == 1 and one.memory]
+            readers = {one.name: reader_of(one) for one in read}
+            samples = measured([*rivals.values(), *readers.values()], m, count)
+            yield Case(shape, m, rivals, samples, readers)
 
 
 def rows_of(case: Case) -> list[Row]:
@@ -101,7 +104,7 @@ def rows_of(case: Case) -> list[Row]:
             "× F.linear, 95 %": times.interval() if times else "",
         }
         for name, seconds in case.samples.items()
-        if name == READER or not name.startswith(READER)
+        if name in case.contenders
         for times in [_times_dense(case, name)]
     ]
 

@@ -6,8 +6,8 @@ import ctypes
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ SOURCE = Path(__file__).with_name("reader.c")
 SIZE = 192 << 20
 #: all memory that is read in turns, in last-level caches
 CACHES = 3
+#: bytes of a cache line
+LINE = 64
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
@@ -30,13 +32,15 @@ def last_cache() -> int:
     return int(text.removesuffix("K")) << 10
 
 
-def reader(size: int = SIZE) -> Contender:
+def reader(size: int = SIZE, pieces: int | None = None) -> Contender:
     """Read so many bytes, with as many threads as torch uses.
 
-    Calls take turns on several times as much memory as the last-level cache holds, so that each reads
-    what is in no cache, as a weight is when its turn comes.
+    Args:
+        size: bytes of a call.
+        pieces: of memory that calls take turns on. None: as many as the last-level cache cannot hold, so that
+            each call reads what is in no cache, as a weight is when its turn comes.
     """
-    count = max(1, -(-CACHES * last_cache() // size))
+    count = max(1, -(-CACHES * last_cache() // size)) if pieces is None else pieces
     numbers = torch.arange(count * size // 8)  # no two pages are equal
     return _reading(READER, numbers.chunk(count))
 
@@ -52,17 +56,22 @@ def reader_of(contender: Contender) -> Contender:
 
 
 def _reading(name: str, memory: Sequence[torch.Tensor]) -> Contender:
-    """Read one of some tensors of the same size, without what lies beside whole lines of 64 bytes."""
-    library = ctypes.CDLL(str(compiled()))
-    library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    library.read_all.restype = ctypes.c_uint64
-    size = memory[0].nbytes // 64 * 64 - 64
+    """Read one of some tensors of the same size; of the first and the last cache line, only whole ones."""
+    size, read_all = memory[0].nbytes // LINE * LINE - LINE, _read_all()
 
     def read(tensor: torch.Tensor) -> int:
-        first = tensor.data_ptr() + -tensor.data_ptr() % 64
-        return library.read_all(first, size, torch.get_num_threads())
+        return read_all(-(-tensor.data_ptr() // LINE) * LINE, size, torch.get_num_threads())
 
     return Contender(name, size, torch.uint8, lambda m: [partial(read, part) for part in memory])
+
+
+@cache
+def _read_all() -> Callable[[int, int, int], int]:
+    """The function of reader.c: address, bytes and threads."""
+    function = ctypes.CDLL(str(compiled())).read_all
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function.restype = ctypes.c_uint64
+    return function  # type: ignore[no-any-return]
 
 
 def compiled() -> Path:
