@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core import ComputeWeight, Config, QTensor, Report, config_to_dict
 from ao_core.ext import ConfigError, registry
@@ -126,15 +127,36 @@ def report_of(
 
 
 def check_quantized(model: Any, quantizer: type) -> None:
-    """Raise `ConfigError` where a model has no quantized parameter, or a quantizer of another class."""
+    """Raise `ConfigError` where a model has no quantized parameter, or weights of another method.
+
+    A quantizer of another class that left only dense weights, as that of a GGUF file which was dequantized
+    while it was loaded, has nothing more to say of the model.
+    """
     if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
         raise ConfigError(f"{type(model).__name__} has no parameter that is quantized by ao")
     other = getattr(model, "hf_quantizer", None)
-    if other is not None and not isinstance(other, quantizer):
+    if other is not None and not isinstance(other, quantizer) and _has_foreign_codes(model):
         method = other.quantization_config.quant_method
         raise ConfigError(
             f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
         )
+
+
+def _has_foreign_codes(model: Any) -> bool:
+    """Whether tensors hold codes of another method: in integers, in float8, or in a tensor class of its own.
+
+    Positions and masks, which dense models hold too, are in int64 and bool.
+    """
+    dense = (torch.int64, torch.bool)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if isinstance(tensor, QTensor | ComputeWeight):
+            continue
+        narrow = (
+            tensor.dtype.itemsize < 2 if tensor.is_floating_point() else tensor.dtype not in dense
+        )
+        if narrow or is_traceable_wrapper_subclass(tensor):
+            return True
+    return False
 
 
 def _kept_record(decision: Decision) -> ParameterRecord:

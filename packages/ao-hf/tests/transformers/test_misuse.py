@@ -1,6 +1,7 @@
 """What cannot work says so, and the folder that it was asked of is as it was."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,6 +173,30 @@ def test_attach_needs_something_quantized(dense):
     model = AutoModelForCausalLM.from_pretrained(dense)
     with pytest.raises(ConfigError, match="no parameter that is quantized"):
         attach(model, AoConfig("int8_weight_only"))
+
+
+@pytest.fixture
+def loaded(dense):
+    """A model as the quantizer of another method leaves it."""
+    model = AutoModelForCausalLM.from_pretrained(dense)
+    config = SimpleNamespace(quant_method=SimpleNamespace(value="gguf"))
+    model.hf_quantizer, model.is_quantized = SimpleNamespace(quantization_config=config), True
+    return model
+
+
+def test_a_model_that_another_method_dequantized_is_dense(loaded, tokens, tmp_path):
+    quantize_(loaded, "int8_weight_only")
+    loaded.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.quantization_config.quant_method == "ao"
+    assert torch.equal(again(tokens).logits, loaded(tokens).logits)
+
+
+def test_a_model_with_weights_of_another_method_is_its_own(loaded):
+    norm = loaded.model.norm
+    norm.weight = torch.nn.Parameter(norm.weight.data.to(torch.int8), requires_grad=False)
+    with pytest.raises(ConfigError, match="is quantized by gguf already"):
+        quantize_(loaded, "int8_weight_only")
 
 
 def test_weights_that_are_trained_are_known_as_such(dense):
