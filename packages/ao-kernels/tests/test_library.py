@@ -11,7 +11,8 @@ import torch
 from ao_core.testing.warm import run_python
 from ao_kernels.cpu import library
 
-ISAS = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
+ISAS = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx")
+ISAS += ("neon", "neon_dotprod", "neon_i8mm")
 
 
 def run(code, **env):

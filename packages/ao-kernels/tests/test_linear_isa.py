@@ -38,7 +38,11 @@ def reason(isa: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "isa", ["generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon"]
+    "isa",
+    [
+        *("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx"),
+        *("neon", "neon_dotprod", "neon_i8mm"),
+    ],
 )
 def test_with(isa: str) -> None:
     """Nothing is left out silently: a set that cannot be used says that the processor lacks it."""

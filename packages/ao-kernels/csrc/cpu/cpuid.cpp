@@ -10,6 +10,11 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 // Registers that the system must be asked for. AO_UNIT_NAME: the compiler knew the instruction set.
 #if defined(AO_UNIT_amx) && defined(__linux__)
 #define AO_HAS_AMX 1
@@ -28,6 +33,7 @@ extern const LinearKernels isa_avx2_vnni;
 extern const LinearKernels isa_amx;
 #elif defined(__aarch64__)
 extern const Isa isa_neon;
+extern const ProductKernels isa_neon_dotprod, isa_neon_i8mm;
 #endif
 
 namespace {
@@ -111,6 +117,34 @@ bool has_amx() {
 }
 #endif
 
+#if AO_UNIT_neon_dotprod || AO_UNIT_neon_i8mm
+// What the system says of an instruction: a bit of a word of the auxiliary vector on Linux, a name on macOS.
+bool has([[maybe_unused]] unsigned long word, [[maybe_unused]] int bit, [[maybe_unused]] const char* name) {
+#if defined(__linux__)
+  return getauxval(word) >> bit & 1;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+  return false;
+#endif
+}
+constexpr unsigned long kWord1 = 16, kWord2 = 26;  // AT_HWCAP, AT_HWCAP2
+
+bool has_dotprod() { return has(kWord1, 20, "hw.optional.arm.FEAT_DotProd"); }
+[[maybe_unused]] bool has_i8mm() {  // and bfloat16
+  return has_dotprod() && has(kWord2, 13, "hw.optional.arm.FEAT_I8MM") && has(kWord2, 14, "hw.optional.arm.FEAT_BF16");
+}
+
+// The kernels of NEON with others for what products take the time of.
+Isa with_products(const char* name, const ProductKernels& kernels) {
+  Isa isa = isa_neon;
+  isa.name = name, isa.linear = kernels.linear, isa.attend = kernels.attend;
+  return isa;
+}
+#endif
+
 // Those compiled in, the best one first.
 std::vector<Candidate> candidates() {
 #if defined(__x86_64__)
@@ -126,7 +160,17 @@ std::vector<Candidate> candidates() {
   found.insert(found.end(), {{&isa_avx2, avx2}, {&isa_generic, true}});
   return found;
 #elif defined(__aarch64__)
-  return {{&isa_neon, true}, {&isa_generic, true}};
+  std::vector<Candidate> found;
+#if AO_UNIT_neon_i8mm
+  static const Isa i8mm = with_products("neon_i8mm", isa_neon_i8mm);
+  found.push_back({&i8mm, has_i8mm()});
+#endif
+#if AO_UNIT_neon_dotprod
+  static const Isa dotprod = with_products("neon_dotprod", isa_neon_dotprod);
+  found.push_back({&dotprod, has_dotprod()});
+#endif
+  found.insert(found.end(), {{&isa_neon, true}, {&isa_generic, true}});
+  return found;
 #else
   return {{&isa_generic, true}};
 #endif

@@ -32,6 +32,12 @@ struct Isa {
   SumsKernels sums;
 };
 
+// Of a set that has all others from another one.
+struct ProductKernels {
+  LinearKernels linear;
+  AttendKernels attend;
+};
+
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is
 // chosen once; where AO_CPU_ISA is wrong it is the best one, and isa_error() says what is wrong.
 const Isa& isa();

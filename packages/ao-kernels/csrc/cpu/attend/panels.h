@@ -63,7 +63,13 @@ AO_INLINE void load_tokens(const uint8_t* row, int64_t bytes, int64_t rows, int6
   }
 }
 
-AO_INLINE I flip_of(const Stored& s) { return splat_int(static_cast<int32_t>(s.flip * 0x01010101u)); }
+// What turns stored bytes into those that products take, and the value of 0 after that: where products are of signed
+// bytes, codes of 8 bits are kByteBase less.
+AO_INLINE int32_t base_of(const Stored& s) { return s.coded.code_bits == 8 ? kByteBase : 0; }
+AO_INLINE I flip_of(const Stored& s) {
+  return splat_int(static_cast<int32_t>(static_cast<uint8_t>(s.flip ^ base_of(s)) * 0x01010101u));
+}
+AO_INLINE int32_t least_of(const Stored& s) { return static_cast<int32_t>(s.least) + base_of(s); }
 
 static inline void key_bytes(const Stored& s, const Stored& next, int64_t matrix, int64_t token, int64_t count,
                              int64_t wide, uint8_t* panel) {

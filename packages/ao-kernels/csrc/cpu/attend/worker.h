@@ -118,7 +118,7 @@ struct Worker {
     if (of_keys == Way::panels) {
       key_bytes(key, a.value, item.matrix, t, count, wide, keys);
       const LimbRows rows{q_bytes, q_limbs, wide};
-      const auto least = static_cast<int32_t>(key.least);
+      const auto least = least_of(key);
       return by_rows(item.rows, [&]<int kRows>(int64_t r) {
         if (key.coded.code_bits < 8 && !kWideBytes) {
           multiply_keys<kRows, kLimbs, true>(keys, rows, r, count, least, logits);
@@ -215,7 +215,7 @@ struct Worker {
       });
     }
     if (of_values == Way::panels) value_bytes(value, a.key, item.matrix, t, count, a.value_size, values);
-    const auto least = static_cast<int32_t>(value.least);
+    const auto least = least_of(value);
     const LimbRows rows{w_bytes, w_limbs, kTokenTile};
     for (int64_t at = 0; at < a.value_size; at += 64) {
       if (at % value.group == 0) scale_weights(t, count, at / value.group);

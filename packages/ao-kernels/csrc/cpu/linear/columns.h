@@ -95,7 +95,8 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
   const bool stream = t.m <= kStreamRows;
-  const bool direct = f.direct && (t.bits == 8 || t.row_blocks <= kDirectBlocks);
+  // whole bytes that rows meet two by two are zipped by unpacking
+  const bool direct = f.direct && ((t.bits == 8 && !AO_HAS_ROW_PAIRS) || t.row_blocks <= kDirectBlocks);
   const int64_t width = stream ? 1 : kPanelBlocks;
   const int64_t scale_stride = t.groups * 16;
   float* scales = reinterpret_cast<float*>(memory);

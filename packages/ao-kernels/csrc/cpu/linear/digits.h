@@ -48,10 +48,14 @@ AO_INLINE LimbStep limbs_of(const Linear& t, const F* x, int tiles, float larges
   }
   LimbStep step{};
   int64_t total = 0;
+  const int signed_bytes = base_of(t) == t.least ? 0 : t.table_parts;
+  int32_t of_limb[kLimbs];
   for (int d = kLimbs - 1; d >= 0; --d) {
-    const int32_t sum = sum_of(sums[d]);
-    total = total * 256 + sum;
-    step.acc_init[d] = sum * static_cast<int32_t>(t.least);
+    of_limb[d] = sum_of(sums[d]);
+    total = total * 256 + of_limb[d];
+    step.acc_init[d] = of_limb[d] * static_cast<int32_t>(t.least);
+    // products of signed bytes and limb e lack so much, and those of a value's bytes go to as many sums, down from e
+    for (int e = d; e < kLimbs && e < d + signed_bytes; ++e) step.acc_init[d] += of_limb[e] * kByteBase;
   }
   step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
   step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
@@ -117,7 +121,7 @@ static void pack_byte(const Linear& t) {
       __builtin_memcpy(&step.acc_init[0], sum, 4);
     } else {
       __builtin_memcpy(&step.sum, sum, 4);
-      step.acc_init[0] = static_cast<int32_t>(step.sum * t.least);
+      step.acc_init[0] = static_cast<int32_t>(step.sum * base_of(t));
     }
     steps[s] = step;
   }
@@ -149,7 +153,7 @@ struct SplitTable {
     for (int c = 0; c < 1 << kBits; ++c) {
       const double number = static_cast<double>(t.table[c]) / t.table_unit - t.least * kFirst;
       auto whole = static_cast<uint32_t>(__builtin_rint(number < kGreatest ? number : kGreatest));
-      for (int p = 0; p < kBytes; ++p, whole >>= 8) bytes[p][c] = static_cast<uint8_t>(whole);
+      for (int p = 0; p < kBytes; ++p, whole >>= 8) bytes[p][c] = static_cast<uint8_t>(whole ^ kByteBase);
     }
     for (int p = 0; p < kBytes; ++p) parts[p] = ByteTable<kBits>(bytes[p]);
   }
@@ -172,7 +176,7 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
   for (int b = 0; b < kBlocks; ++b) table.template get<i>(tile + b * stride, w[b]);
 #pragma GCC unroll 4
   for (int d = 0; d < kLimbs; ++d) {
-    const Q limb = splat_dword(x + d * 16 + i * 4);
+    const auto limb = quad_of<i>(x + d * 16);
 #pragma GCC unroll 3
     for (int p = 0; p < Table::kParts; ++p) {
       const int level = p + d - (Table::kParts - 1);

@@ -98,6 +98,11 @@ AO_INLINE F round_to_float8(F v, float reach, float smallest_normal, float to_qu
 constexpr float kUnitE4m3 = 0x1p-8f, kUnitE5m2 = 0x1p-15f;
 AO_INLINE float unit_of(Act act) { return act == Act::e4m3 ? kUnitE4m3 : act == Act::e5m2 ? kUnitE5m2 : 1.0f; }
 
+// What bytes of weights count from, in units of the table: its least value, or, where bytes are signed, 128 more.
+AO_INLINE float base_of(const Linear& t) {
+  return t.least + static_cast<float>(t.bits == 8 || t.table_parts > 1 ? kByteBase : 0);
+}
+
 struct RowPacker {
   const Linear& t;
   const uint8_t* row;
@@ -181,7 +186,7 @@ static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, voi
     }
     const float value = sum(total);
     if (kMode == Mode::int8 && t.zero_type == Zero::none) {
-      static_cast<int32_t*>(sums)[s * rows] = static_cast<int32_t>(value * t.least);
+      static_cast<int32_t*>(sums)[s * rows] = static_cast<int32_t>(value * base_of(t));
     } else {
       static_cast<float*>(sums)[s * rows] = value;
     }

@@ -17,6 +17,9 @@ static void unpack(const uint8_t* tile, int64_t count, uint8_t* panel, const voi
     Source::template get<1>(table, tile, w[1]);
     Source::template get<2>(table, tile, w[2]);
     Source::template get<3>(table, tile, w[3]);
+#if AO_HAS_ROW_PAIRS
+    zip_weights<kMode>(w);
+#endif
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 4
@@ -48,8 +51,12 @@ static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void*
       }
 #if AO_HAS_PAIRS
       if constexpr (kMode == Mode::pairs) {
-        store_weight(panel, pair_rounded(w[i][0], w[i][1]));
-        store_weight(panel + 64, pair_rounded(w[i][2], w[i][3]));
+        P first = pair_rounded(w[i][0], w[i][1]), second = pair_rounded(w[i][2], w[i][3]);
+#if AO_HAS_ROW_PAIRS
+        zip_lanes(first, second);
+#endif
+        store_weight(panel, first);
+        store_weight(panel + 64, second);
         panel += 128;
       }
 #endif

@@ -1,6 +1,7 @@
 // The matmuls: blocks of 16 of N (rows of the weight) times packed activations.
 #pragma once
 #include "pack.h"
+#include "row_pairs.h"
 
 namespace ao::AO_ISA {
 
@@ -37,8 +38,8 @@ struct Arithmetic<Mode::int8> {
   AO_INLINE I zero_sum() { return splat_int(0); }
   AO_INLINE F finish(I sum) { return to_float(sum); }
   AO_INLINE Q spread(const uint8_t* x) { return splat_dword(x); }
-  template <bool kSmall>
-  AO_INLINE I dot(I sum, Q w, Q x) {
+  template <bool kSmall, class X>
+  AO_INLINE I dot(I sum, Q w, X x) {
     return dot_quads<kSmall>(sum, w, x);
   }
 };
@@ -77,8 +78,19 @@ struct Arithmetic<Mode::pairs> {
 
 // -- where weights come from ----------------------------------------------------------------------------
 
-// `kStored`: vectors as they are in memory, so that each is read where it is multiplied. `kFew`: bytes whose products,
-// eight of them added up, fit 16 bits with a sign.
+// `kStored`: vectors as they are in memory, so that each is read where it is multiplied; where rows are multiplied two by
+// two they are zipped (row_pairs.h). `kFew`: bytes whose products, eight of them added up, fit 16 bits with a sign.
+
+template <Mode kMode, int kBits, Kind kKind>
+struct DecoderOf {
+  using Type = FloatDecoder<kBits, kKind>;
+};
+#if AO_HAS_PAIRS
+template <int kBits, Kind kKind>
+struct DecoderOf<Mode::pairs, kBits, kKind> {
+  using Type = PairDecoder<kBits, kKind>;
+};
+#endif
 
 // Codes, decoded on the way.
 template <Mode kMode, int kBits, Kind kKind>
@@ -91,7 +103,7 @@ struct Coded {
   // a table that bfloat16 does not hold exactly comes in two parts: its rounding errors, the same wherever a
   // code occurs, would add up
   static constexpr int kParts = kMode == Mode::pairs && kKind == Kind::table ? 2 : 1;
-  using Table = FloatDecoder<kBits, kKind>;
+  using Table = typename DecoderOf<kMode, kBits, kKind>::Type;
   template <int i>
   AO_INLINE void get(const Table& table, const uint8_t* tile, typename Arithmetic<kMode>::Weight* out) {
     if constexpr (kMode == Mode::f32) table.template floats<i>(tile, out);
@@ -182,6 +194,14 @@ struct Part {
 // many registers hold sums already.
 constexpr int chains_of(int sums) { return sums >= 4 ? 1 : sums >= 2 ? 2 : 4; }
 
+// What vector v of quad i is multiplied by, of a row of activations.
+template <Mode kMode, int i>
+AO_INLINE auto factor(const uint8_t* row, [[maybe_unused]] int v) {
+  using A = Arithmetic<kMode>;
+  if constexpr (kMode == Mode::int8) return quad_of<i>(row);
+  if constexpr (kMode != Mode::int8) return A::spread(row + (i * A::kVectors + v) * A::kBytes);
+}
+
 template <Mode kMode, class Source, int kRows, int kNBlocks, int kChains, int i>
 AO_INLINE void quad(const Part& p, const typename Source::Table& table, const uint8_t* tile, const uint8_t* x,
                     typename Arithmetic<kMode>::Sum (&sums)[kChains][kRows][kNBlocks]) {
@@ -200,7 +220,7 @@ AO_INLINE void quad(const Part& p, const typename Source::Table& table, const ui
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const auto all = A::spread(x + ((r * 4 + i) * A::kVectors + v % A::kVectors) * A::kBytes);
+      const auto all = factor<kMode, i>(x + r * 4 * A::kVectors * A::kBytes, v % A::kVectors);
 #pragma GCC unroll 4
       for (int c = 0; c < kNBlocks; ++c) {
         auto& sum = sums[(i * kVectors + v) % kChains][r][c];
@@ -247,6 +267,8 @@ template <Mode kMode, class Source, int kRows, int kNBlocks>
 static void multiply(const Part& p, const typename Source::Table& table) {
   using A = Arithmetic<kMode>;
   constexpr int kChains = chains_of(kRows * kNBlocks * kRegisters);
+  constexpr bool kByPairs = by_row_pairs<kMode, Source>(kRows);
+  constexpr int kSums = kByPairs ? (kRows + 1) / 2 * 2 : kRows;  // a last row without another one is taken twice
   const uint8_t* x = p.x;
   const uint8_t* tile = p.weights;
   const uint8_t* prefetch = p.prefetch;
@@ -257,18 +279,21 @@ static void multiply(const Part& p, const typename Source::Table& table) {
     for (int c = 0; c < kNBlocks; ++c) totals[r][c] = load(p.totals + (r * kPanelBlocks + c) * 16);
   }
   for (int64_t s = 0; s < p.step_count; ++s) {
-    typename A::Sum sums[kChains][kRows][kNBlocks];
+    typename A::Sum sums[kChains][kSums][kNBlocks];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kSums; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < kNBlocks; ++c) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < kChains; ++chain) sums[chain][r][c] = A::zero_sum();
         if constexpr (kMode == Mode::int8) {
-          if (p.acc_init) sums[0][r][c] = splat_int(p.acc_init[s * kRows + r]);
+          if (p.acc_init && r < kRows) sums[0][r][c] = splat_int(p.acc_init[s * kRows + r]);
         }
       }
     }
+#if AO_HAS_ROW_PAIRS
+    if constexpr (kByPairs) zip_sums(sums[0]);
+#endif
     for (int t = p.steps[s].tiles; t > 0; --t) {
       if constexpr (kNBlocks == 1) {  // weights come from memory
 #pragma GCC unroll 8
@@ -285,7 +310,10 @@ static void multiply(const Part& p, const typename Source::Table& table) {
 #if AO_HAS_WORD_SUMS
       if constexpr (Source::kFew) tile_of_words<Source, kRows, kNBlocks>(p, table, tile, x, sums[0]);
 #endif
-      if constexpr (!(AO_HAS_WORD_SUMS && Source::kFew)) {
+#if AO_HAS_ROW_PAIRS
+      if constexpr (kByPairs) tile_of_row_pairs<kMode, Source, kRows>(table, tile, x, sums[0]);
+#endif
+      if constexpr (!kByPairs && !(AO_HAS_WORD_SUMS && Source::kFew)) {
         quad<kMode, Source, kRows, kNBlocks, kChains, 0>(p, table, tile, x, sums);
         quad<kMode, Source, kRows, kNBlocks, kChains, 1>(p, table, tile, x, sums);
         quad<kMode, Source, kRows, kNBlocks, kChains, 2>(p, table, tile, x, sums);
@@ -294,6 +322,9 @@ static void multiply(const Part& p, const typename Source::Table& table) {
       tile += Source::kTileBytes;
       x += kRows * 4 * A::kVectors * A::kBytes;
     }
+#if AO_HAS_ROW_PAIRS
+    if constexpr (kByPairs) unzip_sums(sums[0]);
+#endif
     if constexpr (kMode == Mode::words) {
       if (p.steps[s].opens) {
 #pragma GCC unroll 8

@@ -74,9 +74,9 @@ AO_INLINE F zero_at(const Linear& t, int64_t i) {
 }
 
 // Scales as floats, and the zero-point terms, which multiply the sum of the activations: scale * (-zero), or -offset,
-// for decoded values; for bytes counted from the least value, scale * least more.
+// for decoded values; for bytes, scale * what they count from more.
 static void read_block(const Linear& t, int64_t block, float* scales, float* zero_terms) {
-  const F base = splat(t.mode == Mode::int8 ? t.least : 0.0f);
+  const F base = splat(t.mode == Mode::int8 ? base_of(t) : 0.0f);
   for (int64_t s = 0, g = 0; s < t.spans; ++s) {
     const int64_t span = (block * t.spans + s) * 16;
     const F outer = outer_at(t.scale, span), offset_outer = outer_at(t.offset, span);

@@ -19,6 +19,7 @@ struct I {  // 16 int32
 using Q = I;  // 16 quads of bytes
 
 #define AO_HAS_PAIRS 0
+#define AO_HAS_ROW_PAIRS 0
 #define AO_HAS_QUARTERS 0
 #ifdef __AVXVNNI__
 #define AO_HAS_WORDS 1
@@ -32,6 +33,8 @@ constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast 
 #define AO_HAS_CODE_WORDS 1  // codes of a token are multiplied in registers as words
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
+constexpr bool kByteShifts = false;
+constexpr int kByteBase = 0;        // bytes are unsigned
 constexpr int kRegisters = 2;       // that a vector takes
 constexpr int kPanelRows = 6;       // 12 of 16 registers for sums
 constexpr int kPanelBlocks = 1;
@@ -205,6 +208,10 @@ AO_INLINE I splat_dword(const void* p) {
   int32_t v;
   __builtin_memcpy(&v, p, 4);
   return splat_int(v);
+}
+template <int i>
+AO_INLINE Q quad_of(const uint8_t* x) {
+  return splat_dword(x + 4 * i);
 }
 // Products of words, added in pairs; of a byte and its neighbour two away, if these are bytes in words.
 AO_INLINE I dot_words(I acc, I x, I y) {

@@ -24,11 +24,13 @@ using Q = __m512i;  // 16 quads of bytes
 #else
 #define AO_HAS_PAIRS 0
 #endif
+#define AO_HAS_ROW_PAIRS 0
 #define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_CODE_WORDS 0
 #define AO_HAS_QUARTERS 1  // codes of several tokens are multiplied in registers: there are enough of these
 #define AO_HAS_WORD_SUMS 0
 constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed
+constexpr int kByteBase = 0;       // bytes are unsigned
 constexpr int kRegisters = 1;      // that a vector takes
 constexpr int kPanelRows = 7;  // rows of activations x 2 blocks of columns fill the registers
 constexpr int kPanelBlocks = 2;
@@ -169,6 +171,10 @@ AO_INLINE I splat_dword(const void* p) {
   int32_t v;
   __builtin_memcpy(&v, p, 4);
   return _mm512_set1_epi32(v);
+}
+template <int i>
+AO_INLINE Q quad_of(const uint8_t* x) {
+  return splat_dword(x + 4 * i);
 }
 AO_INLINE F low_halves(P v) { return as_float(_mm512_slli_epi32(v, 16)); }
 AO_INLINE F high_halves(P v) { return as_float(and_(v, splat_int(static_cast<int>(0xffff0000)))); }

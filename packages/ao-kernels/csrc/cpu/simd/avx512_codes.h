@@ -315,6 +315,9 @@ struct FloatDecoder {
   }
 };
 
+template <int kBits, Kind kKind>
+using PairDecoder = FloatDecoder<kBits, kKind>;
+
 // Codes as unsigned bytes: values in units of `unit`, less the least of them (which is given in units).
 template <int kBits, Kind kKind>
 struct ByteDecoder {

@@ -8,9 +8,10 @@
 
 namespace ao::AO_ISA {
 
-// Bits of each byte, shifted right; what enters from the byte beside is masked.
+// Bits of each byte, shifted right; what enters from the byte beside is masked, where bytes are not shifted by themselves.
 template <int kShift, int kMask>
 AO_INLINE I bits_at(I v) {
+  if constexpr (kByteShifts && kShift > 0 && kMask == 255 >> (kShift > 0 ? kShift : 0)) return shift_bytes<kShift>(v);
   return and_(shift_words<kShift>(v), splat_byte(kMask));
 }
 
@@ -70,7 +71,8 @@ struct FloatDecoder<kBits, kKind> {
   }
 };
 
-// Codes as unsigned bytes: values in units of `unit`, less the least of them (which is given in units).
+// Codes as bytes: values in units of `unit`, less the least of them (which is given in units). Codes of 8 bits are
+// kByteBase less than that.
 template <int kBits, Kind kKind>
 struct ByteDecoder {
   static constexpr int kSize = kBits <= 4 ? 16 : 1 << kBits;
@@ -94,7 +96,9 @@ struct ByteDecoder<kBits, Kind::integer> {
   AO_METHOD ByteDecoder(const float*, float, float) {}
   template <int i>
   AO_METHOD Q quads(const uint8_t* tile) const {
-    return code_quads<kBits, i>(tile);
+    const Q codes = code_quads<kBits, i>(tile);
+    if constexpr (kBits == 8 && kByteBase > 0) return xor_(codes, splat_byte(kByteBase));
+    return codes;
   }
 };
 

@@ -3,6 +3,7 @@
 #include "portable.h"
 
 #define AO_HAS_PAIRS 0
+#define AO_HAS_ROW_PAIRS 0
 #define AO_HAS_WORDS 0
 #define AO_HAS_QUARTERS 0
 #define AO_HAS_WORD_SUMS 0
@@ -13,11 +14,16 @@
 namespace ao::AO_ISA {
 
 constexpr bool kWideBytes = false;  // products of bytes below 128 take fewer steps
+constexpr bool kByteShifts = false;
+constexpr int kByteBase = 0;  // bytes are unsigned
 constexpr int kRegisters = 4;       // that a vector takes
 constexpr int kPanelRows = 3;       // 12 of 16 registers for sums
 constexpr int kPanelBlocks = 1;
 
 typedef int16_t s8 __attribute__((vector_size(16)));
+
+AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_vector(p); }
+AO_INLINE void load_weight(F& w, const uint8_t* p) { w = load_four<F, f4>(p); }
 
 AO_INLINE f4 fma4(f4 x, f4 y, f4 z) { return x * y + z; }
 
@@ -58,6 +64,11 @@ AO_INLINE i4 dot4(i4 acc, i4 w, i4 x) {
   const auto words = [](i4 sum, s8 products) { return sum + ((i4)((u4)products << 16) >> 16) + ((i4)products >> 16); };
   if constexpr (kSmall) return words(acc, even + odd);
   return words(words(acc, even), odd);
+}
+
+template <int i>
+AO_INLINE Q quad_of(const uint8_t* x) {
+  return splat_dword(x + 4 * i);
 }
 
 template <bool>

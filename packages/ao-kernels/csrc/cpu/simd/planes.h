@@ -39,8 +39,8 @@ struct FloatDecoder<kBits, kKind> {
 
   template <int i>
   AO_METHOD void floats(const uint8_t* tile, F out[4]) const {
-    const Q codes = code_quads<kBits, i, true>(tile);
     if constexpr (kPlanes == 4) {
+      const Q codes = code_quads<kBits, i, true>(tile);
       const I low = planes[0].look_up(codes), high = planes[1].look_up(codes);
       const I low2 = planes[2].look_up(codes), high2 = planes[3].look_up(codes);
       const I even = even_words(low, high), even2 = even_words(low2, high2);
@@ -48,16 +48,24 @@ struct FloatDecoder<kBits, kKind> {
       const I odd = odd_words(low, high), odd2 = odd_words(low2, high2);
       out[2] = as_float(even_dwords(odd, odd2)), out[3] = as_float(odd_dwords(odd, odd2));
     } else {
-      I low, high;
-      if constexpr (kKind == Kind::symmetric) {
-        const I index = and_(codes, splat_byte(127));
-        low = planes[0].look_up(index);
-        high = xor_(planes[1].look_up(index), and_(codes, splat_byte(128)));
-      } else {
-        low = planes[0].look_up(codes), high = planes[1].look_up(codes);
-      }
-      widen_words(even_words(low, high), odd_words(low, high), out);
+      I two[2];
+      words<i>(tile, two);
+      widen_words(two[0], two[1], out);
     }
+  }
+  // Of two planes, the words of both: even columns and odd ones.
+  template <int i>
+  AO_METHOD void words(const uint8_t* tile, I out[2]) const {
+    const Q codes = code_quads<kBits, i, true>(tile);
+    I low, high;
+    if constexpr (kKind == Kind::symmetric) {
+      const I index = and_(codes, splat_byte(127));
+      low = planes[0].look_up(index);
+      high = xor_(planes[1].look_up(index), and_(codes, splat_byte(128)));
+    } else {
+      low = planes[0].look_up(codes), high = planes[1].look_up(codes);
+    }
+    out[0] = even_words(low, high), out[1] = odd_words(low, high);
   }
 };
 

@@ -114,14 +114,24 @@ AO_INLINE V load_bytes_as(const void* p) {
   __builtin_memcpy(&v, p, sizeof(V));
   return v;
 }
-AO_INLINE F load(const float* p) { return load_bytes_as<F>(p); }
-AO_INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, 64); }
-AO_INLINE I load_vector(const void* p) { return load_bytes_as<I>(p); }
-AO_INLINE void store_vector(void* p, I v) { __builtin_memcpy(p, &v, 64); }
-AO_INLINE void store_weight(uint8_t* p, I w) { __builtin_memcpy(p, &w, 64); }
-AO_INLINE void store_weight(uint8_t* p, F w) { __builtin_memcpy(p, &w, 64); }
-AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_bytes_as<I>(p); }
-AO_INLINE void load_weight(F& w, const uint8_t* p) { w = load_bytes_as<F>(p); }
+// Of all four one by one: gcc would copy them together, by way of the stack.
+template <class V, class V4>
+AO_INLINE V load_four(const void* p) {
+  const auto* q = static_cast<const uint8_t*>(p);
+  return {load_bytes_as<V4>(q), load_bytes_as<V4>(q + 16), load_bytes_as<V4>(q + 32), load_bytes_as<V4>(q + 48)};
+}
+template <class V>
+AO_INLINE void store_four(void* p, V v) {
+  auto* q = static_cast<uint8_t*>(p);
+  __builtin_memcpy(q, &v.a, 16), __builtin_memcpy(q + 16, &v.b, 16);
+  __builtin_memcpy(q + 32, &v.c, 16), __builtin_memcpy(q + 48, &v.d, 16);
+}
+AO_INLINE F load(const float* p) { return load_four<F, f4>(p); }
+AO_INLINE void store(float* p, F v) { store_four(p, v); }
+AO_INLINE I load_vector(const void* p) { return load_four<I, i4>(p); }
+AO_INLINE void store_vector(void* p, I v) { store_four(p, v); }
+AO_INLINE void store_weight(uint8_t* p, I w) { store_four(p, w); }
+AO_INLINE void store_weight(uint8_t* p, F w) { store_four(p, w); }
 
 template <class T>
 AO_INLINE I widen(const T* p) {
@@ -157,7 +167,7 @@ AO_INLINE F load_as(Element type, const void* p, int count) {
     __builtin_memcpy(part, p, static_cast<size_t>(count * (type == Element::f32 ? 4 : 2)));
     p = part;
   }
-  if (type == Element::f32) return load_bytes_as<F>(p);
+  if (type == Element::f32) return load_four<F, f4>(p);
   alignas(16) uint16_t words[16];
   __builtin_memcpy(words, p, 32);
   return type == Element::f16 ? half_to_float(words) : as_float(shift_left<16>(load_words(words)));

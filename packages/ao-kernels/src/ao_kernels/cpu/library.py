@@ -46,7 +46,8 @@ def load() -> None:
 def isa() -> str:
     """The instruction set that the kernels use.
 
-    On x86 "generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512" or "amx", on ARM "generic" or "neon".
+    On x86 "generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512" or "amx", on ARM "generic", "neon",
+    "neon_dotprod" or "neon_i8mm".
 
     Raises:
         RuntimeError: the library cannot be loaded.
