@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -85,8 +86,8 @@ def proofs(session: nox.Session, name: str, *options: str | Path) -> Environment
 
 def builder(session: nox.Session, names: list[str]) -> Environment:
     """The environment that builds these packages: with torch where one of them compiles C++."""
-    hooks = any((ROOT / "packages" / name / "hatch_build.py").exists() for name in names)
-    return dev(session) if hooks else tools(session, "tools")
+    compiles = any((ROOT / "packages" / name / "CMakeLists.txt").exists() for name in names)
+    return dev(session) if compiles else tools(session, "tools")
 
 
 @nox.session(venv_backend="none")
@@ -186,8 +187,10 @@ def tests_isolated(session: nox.Session, package: str) -> None:
 def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
     clang = "--compiler clang++ --if-installed"
-    for options in ("--lesser", clang, "--sanitize address,undefined", "--target aarch64"):
-        cpp_tests(session, *options.split(), *session.posargs)
+    libcxx = "--compiler 'clang++ -stdlib=libc++' --sets generic,avx2,neon --if-installed"
+    checks, arm = "--sanitize address,undefined", "--target aarch64 --lesser"
+    for options in ("--lesser", clang, libcxx, checks, arm):
+        cpp_tests(session, *shlex.split(options), *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -215,7 +218,7 @@ def fuzz(session: nox.Session) -> None:
     """Random calls of the compiled ops, under ASan and UBSan: `nox -s fuzz -- --calls 100000`."""
     env, package = dev(session), ROOT / "packages" / "ao-kernels"
     checks = "address,undefined"
-    env.python(package / "hatch_build.py", "--sanitize", checks, "--jobs", "2")
+    env.python(package / "build_library.py", "--sanitize", checks, "--jobs", "2")
     options = session.posargs or ["--calls", "100000"]
     env.python(package / "tests" / "fuzz_ops.py", *options, env=sanitized(session, package, checks))
 

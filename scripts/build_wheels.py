@@ -1,15 +1,19 @@
 """Wheels of ao-kernels for every platform, compiled by zig, checked, and tried where this machine runs them.
 
-`python scripts/build_wheels.py [--json FILE] [--platforms A,B]` writes them into dist/wheels. zig
-compiles for other processors and for older systems than this one, with the libraries of those. Linux wheels
-are checked by auditwheel. Those that this machine can run are installed into an empty folder and used without
-a compiler.
+`python scripts/build_wheels.py [--json FILE] [--platforms A,B] [--pythons A,B]` writes them into dist/wheels.
+zig compiles for other processors and for older systems than this one, with the libraries of those. Linux
+wheels are checked by auditwheel. Each is installed into an empty folder and used without a compiler, by this
+Python where it can, and by the others that are named: of environments with another torch, or of another
+processor, as `python scripts/make_sysroot.py` prepares one.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -34,8 +38,14 @@ TARGETS = {
     "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",
     "macosx_11_0_arm64": "aarch64-macos.11.0",
 }
+#: instruction sets that a library may hold
+SETS = (
+    *("generic", "neon", "neon_dotprod", "neon_i8mm"),
+    *("avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx"),
+)
 #: libraries that each system has, and torch's; all else must be in the library
 _ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-.*|libtorch_cpu\.so|libSystem\..*")
+_ABOUT = "import platform as p, torch; print(p.machine(), p.python_version(), torch.__version__)"
 _TRY = """
 import sys, torch
 from ao_core import quantize_
@@ -55,7 +65,8 @@ TEXT = """\
 `nox -s wheels` compiles them by zig {zig} (clang and libc++, linked statically), on any machine. *sets*:
 instruction sets in the library, of which the best one that a processor has is used; *needs*: shared libraries
 of the system and of torch, on Linux; *glibc*: the oldest that has all symbols, as auditwheel lists them;
-*here*: what a process without a compiler used after it was installed, where this machine can run it."""
+*used*: the instruction set, or whose kernels, in processes without a compiler after the wheel was installed;
+those of ARM are emulated by qemu."""
 
 
 def module(name: str, *arguments: str | Path) -> list[str]:
@@ -100,23 +111,51 @@ def audited(wheel: Path) -> tuple[int, int]:
     return max((int(major), int(minor)) for major, minor in versions)
 
 
-def used(wheel: Path) -> str:
+def about(python: str) -> list[str]:
+    """The kind of processor of a Python, its version, and that of its torch."""
+    command = [*shlex.split(python), "-c", _ABOUT]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@functools.cache
+def siblings() -> list[Path]:
+    """Wheels of the packages that the trial needs."""
+    for name in ("ao-core", "ao-quant"):
+        options = "--wheel", "--no-isolation", "--outdir"
+        package = ROOT / "packages" / name
+        subprocess.run(module("build", *options, OUT / "siblings", package), check=True)
+    return sorted((OUT / "siblings").glob("*.whl"))
+
+
+def used(wheel: Path, platform: str, python: str) -> str:
     """The instruction set that a process without a compiler uses, or whose kernels instead."""
-    place = wheel.parent / "installed"
-    options = "-q", "--no-deps", "--upgrade", "--target"
-    subprocess.run(module("pip", "install", *options, place, wheel), check=True)
+    _, version, torch = about(python)
+    place, (major, minor, _) = wheel.parent / f"installed-{version}", version.split(".")
+    wanted: list[str | Path] = [
+        "-q",
+        "--no-deps",
+        "--upgrade",
+        "--target",
+        place,
+        "--only-binary=:all:",
+    ]
+    wanted += ["--python-version", f"{major}.{minor}"]
+    wanted += [] if platform == PURE else ["--platform", platform]
+    # plugins are found by what pip writes down of a package
+    subprocess.run(module("pip", "install", *wanted, wheel, *siblings()), check=True)
     env = {
         **os.environ,
         "PATH": str(Path(sys.executable).parent),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": str(place),
     }
-    command = [sys.executable, "-c", _TRY, str(place)]
+    program, *options = shlex.split(python)
+    command = [shutil.which(program) or program, *options, "-c", _TRY, str(place)]
     done = subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip()
+    return f"{done.stdout.strip()} (Python {major}.{minor}, torch {torch.partition('+')[0]})"
 
 
-def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
-    """A line of the table, and what is wrong with a wheel."""
+def row_of(platform: str, wheel: Path, pythons: list[str]) -> tuple[Row, list[str]]:
+    """A line of the table, and what is wrong with a wheel; the Pythons that can run it use it."""
     problems = wheel_problems(wheel)
     library = library_of(wheel)
     if platform != PURE:
@@ -134,28 +173,30 @@ def row_of(platform: str, wheel: Path) -> tuple[Row, list[str]]:
     glibc = audited(wheel) if platform.startswith("manylinux") else None
     if glibc and glibc > (2, 28):
         problems.append(f"it needs glibc {glibc[0]}.{glibc[1]}")
-    names = ("generic", "neon", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx")
-    sets = [name for name in names if library and f"\0{name}\0".encode() in library]
-    runs = platform in (PURE, f"manylinux_2_28_{os.uname().machine}")
+    sets = [name for name in SETS if library and f"\0{name}\0".encode() in library]
+    running = [
+        python for python in pythons if platform in (PURE, f"manylinux_2_28_{about(python)[0]}")
+    ]
     return {
         "wheel": "-".join(wheel.stem.split("-")[2:]),
         "MB": wheel.stat().st_size / 1e6,
         "sets": ", ".join(sets),
         "needs": ", ".join(libraries or ()),
         "glibc": f"{glibc[0]}.{glibc[1]}" if glibc else "",
-        "here": used(wheel) if runs else "",
+        "used": "; ".join(used(wheel, platform, python) for python in running),
     }, [f"{wheel.name}: {problem}" for problem in problems]
 
 
 def main() -> int:
     """Build and check all of them, or those named."""
-    args = arguments(__doc__, platforms=",".join([*TARGETS, PURE]))
+    args = arguments(__doc__, platforms=",".join([*TARGETS, PURE]), pythons="")
+    pythons = [sys.executable, *filter(None, args.pythons.split(","))]
     version = subprocess.run(
         module("ziglang", "version"), check=True, capture_output=True, text=True
     ).stdout.strip()
     rows, problems = [], []
     for platform in args.platforms.split(","):
-        row, wrong = row_of(platform, build(platform))
+        row, wrong = row_of(platform, build(platform), pythons)
         rows.append(row)
         problems += wrong
     record(args.json, "Wheels of ao-kernels", TEXT.format(zig=version), rows)

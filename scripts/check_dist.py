@@ -15,8 +15,8 @@ from workspace import finish
 #: what an sdist may hold, relative to its top folder
 SDIST_ALLOWED = (
     *("src/", "tests/", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md"),
-    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py", "cpp_build.py", "cuda_build.py"),
-    *("checks/", "conftest.py"),
+    *("pyproject.toml", ".gitignore", "csrc/", "CMakeLists.txt", "cmake/", "build_library.py"),
+    *("cuda_build.py", "checks/", "conftest.py"),
 )
 #: folders of development, which no wheel holds; ao_core.testing is what plugins are tested with
 DEVELOPMENT = {"benchmarks", "checks", "gates", "proofs", "testing", "tests"}

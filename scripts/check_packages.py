@@ -21,13 +21,16 @@ COMMON_KEYS = (
     "tool.hatch",
     "tool.pytest",
     "tool.ruff",
+    "tool.scikit-build.sdist.include",
     "tool.towncrier",
 )
-#: where it is, a package compiles C++: it has settings beyond the template's
-BUILD_HOOK = "hatch_build.py"
-#: where they are, the build hook or tests use them, so an sdist holds them: what compiles C++, the build of
-#: CUDA kernels, a library of checks, and shared fixtures
-FOR_TESTS = ("cpp_build.py", "cuda_build.py", "checks", "conftest.py")
+#: where it is, a package compiles C++: another backend builds it than the template's
+BUILD = "CMakeLists.txt"
+COMPILED = {"requires": ["scikit-build-core>=1.1"], "build-backend": "scikit_build_core.build"}
+#: where they are, the build or tests use them, so an sdist holds them: sources, what compiles them, a library
+#: of checks, and shared fixtures
+FOR_BUILD = ("LICENSE", "README.md", "pyproject.toml", "csrc", BUILD, "cmake")
+FOR_TESTS = ("build_library.py", "cuda_build.py", "checks", "conftest.py")
 FIRST_CHANGE = "changes/+first.feature.md"
 #: pytest settings that only make sense in the workspace
 WORKSPACE_ONLY = {"testpaths", "pythonpath"}
@@ -47,14 +50,15 @@ def template_files(name: str) -> dict[str, Path]:
 
 
 def expected_settings(package: Path) -> dict[str, Any]:
-    """The template's pyproject.toml for a package, with a build hook where it has one."""
+    """The template's pyproject.toml for a package, with another backend where it compiles C++."""
     text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
     settings = parse_toml(fill(text, package.name))
-    if (package / BUILD_HOOK).is_file():
-        targets = settings["tool"]["hatch"]["build"]["targets"]
-        targets["sdist"]["include"] += ["/csrc", f"/{BUILD_HOOK}"]
-        targets["wheel"]["hooks"] = {"custom": {}}
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    if (package / BUILD).is_file():
+        del settings["tool"]["hatch"]
+        settings["build-system"] = COMPILED
+        settings["tool"]["scikit-build"] = {"sdist": {"include": included}}
+        included += [f"/{name}" for name in FOR_BUILD]
     included += [f"/{name}" for name in FOR_TESTS if (package / name).exists()]
     return settings
 

@@ -72,7 +72,8 @@ class Environment:
         """Install under the constraints, unless exactly this was installed before."""
         patterns = (
             *("packages/*/pyproject.toml", "packages/*/src/*/__about__.py"),
-            *("packages/*/*_build.py", "packages/*/csrc/**/*.*"),
+            *("packages/*/CMakeLists.txt", "packages/*/cmake/*.*", "packages/*/build_library.py"),
+            *("packages/*/cuda_build.py", "packages/*/csrc/**/*.*"),
         )
         files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
         stamp = self.home / f"installed-{digest_of(files, *args)}"

@@ -1,7 +1,7 @@
 """Compiles the CUDA kernels without a GPU, by the nvcc of PyPI's package `nvidia-cuda-nvcc` and others.
 
-`python cuda_build.py` compiles what changed for all devices, and prints the sizes. The build hook does so
-too where nvcc is installed beside it, and puts the kernels into the C++ library.
+`python cuda_build.py` compiles what changed for all devices, and prints the sizes. A build of the C++ library
+does so too where nvcc is installed in its Python, by `--source FILE`, and puts the kernels into the library.
 """
 
 from __future__ import annotations
@@ -155,30 +155,33 @@ def embedding(images: dict[str, Path]) -> str:
     )
 
 
-def write_source(folder: Path, jobs: int) -> Path:
-    """The source in a folder that holds the kernels: none where no nvcc is installed.
+def write_source(source: Path, jobs: int) -> None:
+    """A C++ source that holds the kernels: none where no nvcc is installed.
 
     Raises:
         DoesNotCompile: the CUDA compiler found errors.
     """
     nvcc = find_nvcc() if sys.platform == "linux" else None
-    source, text = folder / "cuda_images.cpp", embedding(build_images(nvcc, jobs) if nvcc else {})
+    text = embedding(build_images(nvcc, jobs) if nvcc else {})
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         source.write_text(text, encoding="utf-8")
-    return source
 
 
 def main() -> None:
-    """Compile, and tell the sizes."""
+    """Compile, and tell the sizes; or write the source of the C++ library that holds the kernels."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="compilers that run at a time"
     )
+    parser.add_argument("--source", type=Path, help="C++ with the kernels, or with none of them")
     arguments = parser.parse_args()
     nvcc = find_nvcc()
-    if nvcc is None:
+    if nvcc is None and arguments.source is None:
         sys.exit("error: there is no nvcc: install the group nvcc of the root pyproject.toml")
     try:
+        if nvcc is None or arguments.source is not None:
+            write_source(arguments.source, arguments.jobs)
+            return
         images = build_images(nvcc, arguments.jobs)
     except DoesNotCompile as problem:
         sys.exit(f"error: {problem}")

@@ -24,31 +24,22 @@ def dist(package, tmp_path):
     return build(package, tmp_path / "dist")
 
 
-HOOK = """
-from pathlib import Path
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-
-class Hook(BuildHookInterface):
-    def initialize(self, version, build_data):
-        for name in LIBRARIES:
-            Path(self.root, name).write_bytes(b"")
-            build_data["force_include"][str(Path(self.root, name))] = f"ao_demo/{name}"
-        build_data["tag"] = TAG
-"""
-
-
 @pytest.fixture
 def compiled(package, tmp_path):
-    """Build the workspace's package as one with C++, whose hook makes these libraries and this tag."""
+    """Build the workspace's package as one with C++; its wheel gets these libraries and this tag."""
 
     def make(libraries, tag):
         (package / "csrc").mkdir()
         (package / "csrc" / "a.cpp").write_text("")
-        (package / "hatch_build.py").write_text(f"LIBRARIES, TAG = {libraries}, {tag!r}\n{HOOK}")
         path = package / "pyproject.toml"
-        text = path.read_text().replace('"/CHANGELOG.md"]', '"/CHANGELOG.md", "/csrc"]')
-        path.write_text(f"{text}\n[tool.hatch.build.targets.wheel.hooks.custom]\n")
-        return build(package, tmp_path / "dist")
+        path.write_text(path.read_text().replace('"/CHANGELOG.md"]', '"/CHANGELOG.md", "/csrc"]'))
+        dist = build(package, tmp_path / "dist")
+        (wheel,) = dist.glob("*.whl")
+        with zipfile.ZipFile(wheel, "a") as archive:
+            for name in libraries:
+                archive.writestr(f"ao_demo/{name}", b"")
+        wheel.rename(dist / wheel.name.replace("py3-none-any", tag))
+        return dist
 
     return make
 

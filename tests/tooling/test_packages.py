@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from check_packages import shape_problems
+from check_packages import expected_settings, shape_problems
 from new_package import new_package
 from workspace import packages
 
@@ -86,14 +86,24 @@ def test_a_missing_file_is_named(workspace, package, place):
     assert shape_problems(package, workspace) == [f"ao-demo: {place} is missing"]
 
 
-def test_a_package_that_compiles_has_a_hook_and_sources_in_its_settings(workspace, package):
-    (package / "hatch_build.py").write_text("")
-    (problem,) = shape_problems(package, workspace)
-    assert "tool.hatch is" in problem
-    assert "/csrc" in problem
+def test_a_package_that_compiles_has_another_backend_and_sources_in_its_settings(
+    workspace, package
+):
+    (package / "CMakeLists.txt").write_text("")
+    problems = shape_problems(package, workspace)
+    assert [
+        text.split(" is ")[0].removeprefix("ao-demo: pyproject.toml: ") for text in problems
+    ] == [
+        "build-system",
+        "tool.hatch",
+        "tool.scikit-build.sdist.include",
+    ]
+    assert "/csrc" in problems[-1]
     path = package / "pyproject.toml"
-    text = path.read_text().replace(
-        '"/CHANGELOG.md"]', '"/CHANGELOG.md", "/csrc", "/hatch_build.py"]'
-    )
-    path.write_text(f"{text}\n[tool.hatch.build.targets.wheel.hooks.custom]\n")
+    before, rest = path.read_text().split("[tool.hatch.version]")
+    before = before.replace('"hatchling>=1.27"', '"scikit-build-core>=1.1"')
+    before = before.replace("hatchling.build", "scikit_build_core.build")
+    included = [*expected_settings(package)["tool"]["scikit-build"]["sdist"]["include"]]
+    after = rest[rest.index("[tool.ruff]") :]
+    path.write_text(f"{before}[tool.scikit-build]\nsdist.include = {included}\n\n{after}")
     assert shape_problems(package, workspace) == []

@@ -1,189 +1,254 @@
-"""The build hook: what it compiles, what it puts into a wheel, and what it does where it cannot."""
+"""The build: what it compiles, what it puts into a wheel, and what it does where it cannot."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
-import sysconfig
+import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1]
+MACHINE = platform.machine()
+HERE = f"linux_{MACHINE}"
+COPIED = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CMakeLists.txt",
+    "cmake",
+    "build_library.py",
+    "cuda_build.py",
+)
+LIBRARY, NOT_BUILT = "ao_kernels/cpu/libao_cpu.so", "ao_kernels/cpu/not_built.txt"
+HOOK = "import sys; from scikit_build_core import build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="compiles for Linux")
 
 
 @pytest.fixture
-def hook(tmp_path, monkeypatch):
-    """The module hatch_build, at work in an empty folder."""
-    spec = importlib.util.spec_from_file_location("hatch_build", PACKAGE / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "hatch_build", module)
-    spec.loader.exec_module(module)
-    for each in (module, sys.modules["cpp_build"]):
-        monkeypatch.setattr(each, "ROOT", tmp_path)
-    monkeypatch.delenv("AO_WHEEL_PLATFORM", raising=False)
-    monkeypatch.setattr(module, "IN_PLACE", tmp_path / "src" / "ao_kernels" / "cpu")
-    return module
+def package(tmp_path):
+    """The package with sources that take no time to compile, and a library that a developer has built."""
+    root = tmp_path / "package"
+    root.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (PACKAGE / name).is_dir() else shutil.copy
+        copy(PACKAGE / name, root / name)
+    texts = {
+        "src/ao_kernels/__init__.py": "",
+        "src/ao_kernels/__about__.py": '__version__ = "0.1.0"\n',
+        "src/ao_kernels/cpu/__init__.py": "",
+        "src/ao_kernels/cpu/libao_cpu.so": "of a developer",
+        "csrc/cpu/a.cpp": "int a() { return 1; }\n",
+        "csrc/cpu/deeper/b.cpp": "int b() { return 1; }\n",
+        "csrc/torch/c.cpp": "int c() { return 1; }\n",
+        "csrc/cuda/driver.h": "namespace ao::gpu {\n"
+        "struct Image { const char* name; const void* data; unsigned long bytes; };\n"
+        "extern const Image images[];\nextern const int image_count;\n}\n",
+    }
+    texts |= {f"csrc/cpu/{path.name}": "" for path in PACKAGE.glob("csrc/cpu/isa_*.cpp")}
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
 
 
-@pytest.fixture
-def initialize(hook):
-    """Run the hook as hatchling would; returns what is to be built, and the warnings."""
-
-    def run(version):
-        warnings = []
-        app = SimpleNamespace(display_warning=warnings.append)
-        build = hook.NativeBuild("", {}, None, None, "", "wheel", app)
-        data = {"force_include": {}, "pure_python": True}
-        build.initialize(version, data)
-        return data, warnings
-
-    return run
+def environment(**variables):
+    free = {
+        k: v for k, v in os.environ.items() if k not in ("CXX", "CXXFLAGS", "AO_WHEEL_PLATFORM")
+    }
+    return {**free, **variables}
 
 
-@pytest.fixture
-def compiles(hook, monkeypatch):
-    """Stands in for compiling and linking."""
-
-    def build_library(target, *, sanitize="", strip=False, jobs=1):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("stripped" if strip else "with symbols")
-
-    monkeypatch.setattr(hook, "build_library", build_library)
-
-
-def test_a_wheel_holds_the_stripped_library_and_is_of_one_platform(initialize, compiles):
-    data, warnings = initialize("standard")
-    ((path, place),) = data["force_include"].items()
-    assert place == "ao_kernels/cpu/libao_cpu.so"
-    assert Path(path).read_text() == "stripped"
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert data["tag"] == f"py3-none-{platform}"
-    assert data["pure_python"] is False
-    assert warnings == []
+def hook(package, kind="build_wheel", **variables):
+    """Run a hook of the backend; the process, and the wheel if there is one."""
+    out = package.parent / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK, kind, str(out)],
+        cwd=package, env=environment(**variables), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done, next(out.glob("*.whl"), None)
 
 
-def test_an_editable_installation_builds_in_place(hook, initialize, compiles):
-    (hook.IN_PLACE).mkdir(parents=True)
-    (hook.IN_PLACE / "not_built.txt").write_text("an older reason")
-    data, _ = initialize("editable")
-    assert data == {"force_include": {}, "pure_python": True}
-    assert [path.name for path in hook.IN_PLACE.iterdir()] == ["libao_cpu.so"]
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith((".py", "/"))]
+        return {name: archive.read(name) for name in names if name.startswith("ao_kernels/")}
 
 
-@pytest.mark.parametrize("version", ["standard", "editable"])
-def test_without_a_compiler_the_reason_is_installed(hook, initialize, monkeypatch, version):
-    folder = hook.IN_PLACE if version == "editable" else hook.ROOT / "build" / "wheel"
-    folder.mkdir(parents=True)
-    (folder / "libao_cpu.so").write_text("of an earlier build")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    data, (warning,) = initialize(version)
-    reason = "no C++ compiler was found (tried no-such-compiler)"
-    assert warning == f"ao-kernels without its C++ library: {reason}"
-    assert [path.name for path in folder.iterdir()] == ["not_built.txt"]
-    assert (folder / "not_built.txt").read_text() == f"{reason}\n"
-    assert "tag" not in data
-    assert data["pure_python"] is True
-    included = ["ao_kernels/cpu/not_built.txt"] if version == "standard" else []
-    assert list(data["force_include"].values()) == included
+def script(package, name, text):
+    path = package.parent / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
-def test_a_wheel_for_macos_is_of_one_processor(hook, monkeypatch):
-    monkeypatch.setattr(hook.sys, "platform", "darwin")
-    monkeypatch.setattr(hook.sysconfig, "get_platform", lambda: "macosx-10.9-universal2")
-    monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    assert hook.chosen_target() == ("darwin", "aarch64", "macosx_11_0_arm64", False)
+@pytest.mark.slow
+def test_a_wheel_holds_the_stripped_library_and_is_of_one_platform(package, tmp_path):
+    _, wheel = hook(package)
+    assert wheel.name == f"ao_kernels-0.1.0-py3-none-{HERE}.whl"
+    held = contents(wheel)
+    assert list(held) == [LIBRARY]
+    (tmp_path / "library").write_bytes(held[LIBRARY])
+    names = subprocess.run(["nm", tmp_path / "library"], capture_output=True, text=True, check=True)
+    assert "no symbols" in names.stderr
+
+
+@pytest.mark.slow
+def test_the_platform_of_a_wheel_can_be_named(package):
+    _, wheel = hook(package, AO_WHEEL_PLATFORM=f"manylinux_2_28_{MACHINE}")
+    assert wheel.name == f"ao_kernels-0.1.0-py3-none-manylinux_2_28_{MACHINE}.whl"
+    assert list(contents(wheel)) == [LIBRARY]
+
+
+@pytest.mark.slow
+def test_where_it_does_not_compile_a_pure_wheel_has_the_first_error(package):
+    (package / "csrc" / "cpu" / "a.cpp").write_text("int a = nonsense;\n")
+    _, wheel = hook(package)
+    assert wheel.name == "ao_kernels-0.1.0-py3-none-any.whl"
+    held = contents(wheel)
+    assert list(held) == [NOT_BUILT]
+    reason = held[NOT_BUILT].decode()
+    assert "does not compile or link it (" in reason
+    assert "a.cpp:1:9: error:" in reason
+    wheel.unlink()
+    done, wheel = hook(package, AO_WHEEL_PLATFORM=HERE)
+    assert (done.returncode, wheel) == (1, None)
+    assert "nonsense" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("tag", "system", "machine"),
+    ("variables", "reason"),
     [
-        ("manylinux_2_28_x86_64", "linux", "x86_64"),
-        ("manylinux_2_28_aarch64", "linux", "aarch64"),
-        ("macosx_11_0_arm64", "darwin", "aarch64"),
-        ("linux_x86_64", "linux", "x86_64"),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler was found (tried no-such-compiler)"),
+        ({"CXX": "false"}, "false cannot compile C++20 for the instruction sets of "),
+        ({"AO_WHEEL_PLATFORM": "any"}, "AO_WHEEL_PLATFORM=any asked for a wheel without it"),
     ],
 )
-def test_the_platform_of_a_wheel_can_be_named(
-    hook, initialize, compiles, monkeypatch, tag, system, machine
-):
-    monkeypatch.setenv("AO_WHEEL_PLATFORM", tag)
-    monkeypatch.setattr(hook.sys, "platform", "linux")
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    wanted = hook.chosen_target()
-    assert wanted == (system, machine, tag, True)
-    assert wanted.foreign == ((system, machine) != ("linux", "x86_64"))
-    data, _ = initialize("standard")
-    assert data["tag"] == f"py3-none-{tag}"
-
-
-def test_a_pure_wheel_can_be_asked_for(initialize, monkeypatch):
-    monkeypatch.setenv("AO_WHEEL_PLATFORM", "any")
-    data, (warning,) = initialize("standard")
-    assert "AO_WHEEL_PLATFORM=any asked for a wheel without it" in warning
-    assert list(data["force_include"].values()) == ["ao_kernels/cpu/not_built.txt"]
-    assert "tag" not in data
+def test_a_pure_wheel_says_why_it_is_one(package, variables, reason):
+    done, wheel = hook(package, **variables)
+    assert wheel.name == "ao_kernels-0.1.0-py3-none-any.whl", done.stderr
+    held = contents(wheel)
+    assert list(held) == [NOT_BUILT]
+    assert held[NOT_BUILT].decode().startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("tag", "reason"),
     [
-        (
-            "win_amd64",
-            "AO_WHEEL_PLATFORM=win_amd64: use the platform of a wheel, such as manylinux",
-        ),
-        ("linux_x86_64", "no C.. compiler was found"),
+        ("win_amd64", "AO_WHEEL_PLATFORM=win_amd64: use the platform of a wheel, such as"),
+        (HERE, "no C++ compiler was found"),
     ],
 )
-def test_what_was_asked_for_is_built_or_fails(initialize, monkeypatch, tag, reason):
-    monkeypatch.setenv("AO_WHEEL_PLATFORM", tag)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(SystemExit, match=reason):
-        initialize("standard")
+def test_what_was_asked_for_is_built_or_fails(package, tag, reason):
+    done, wheel = hook(package, AO_WHEEL_PLATFORM=tag, CXX="no-such-compiler")
+    assert (done.returncode, wheel) == (1, None)
+    assert reason in " ".join(done.stderr.split())
 
 
-def test_on_windows_nothing_is_compiled(hook, monkeypatch):
-    monkeypatch.setattr(hook.sys, "platform", "win32")
-    with pytest.raises(hook.CannotBuild, match="not built for Windows yet"):
-        hook.find_compiler()
+@pytest.mark.slow
+def test_an_editable_installation_builds_in_place_or_says_why_not(package):
+    place = package / "src" / "ao_kernels" / "cpu"
+    (place / "not_built.txt").write_text("an older reason")
+    _, wheel = hook(package, "build_editable")
+    with zipfile.ZipFile(wheel) as archive:
+        (paths,) = (name for name in archive.namelist() if name.endswith(".pth"))
+        assert str(package / "src") in archive.read(paths).decode().split("\n")
+        assert LIBRARY not in archive.namelist()
+    assert (place / "libao_cpu.so").read_bytes().startswith(b"\x7fELF")
+    assert not (place / "not_built.txt").exists()
+
+    (package / "csrc" / "cpu" / "a.cpp").write_text("int a = nonsense;\n")
+    done, _ = hook(package, "build_editable")
+    assert done.returncode == 1
+    assert "error: ao_cpu does not compile or link" in done.stdout + done.stderr
+    assert (place / "libao_cpu.so").exists()
+
+    done, _ = hook(package, "build_editable", CXX="no-such-compiler")
+    assert done.returncode == 0
+    reason = "no C++ compiler was found (tried no-such-compiler)"
+    assert (place / "not_built.txt").read_text() == f"{reason}\n"
+    assert not (place / "libao_cpu.so").exists()
 
 
-def test_a_compiler_that_is_too_old_is_no_compiler(hook, monkeypatch):
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(hook.CannotBuild, match="false cannot compile C"):
-        hook.find_compiler()
+@pytest.fixture
+def library(package):
+    """Configure the library by a compiler, or build it; the flags of each source, by its name."""
+
+    def commands(*options, **variables):
+        done = subprocess.run(
+            [sys.executable, str(package / "build_library.py"), *options],
+            env=environment(**variables), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        listed = json.loads((package / "build" / "library" / "compile_commands.json").read_text())
+        return {Path(each["file"]).stem: each["command"].split() for each in listed}
+
+    return commands
 
 
-def test_a_compiler_is_found(hook, monkeypatch):
-    monkeypatch.delenv("CXX", raising=False)
-    assert hook.find_compiler()[0] in ("g++", "c++", "clang++")
-    monkeypatch.setenv("CXX", "g++ -pipe")
-    assert hook.find_compiler() == ["g++", "-pipe"]
+@pytest.mark.slow
+@pytest.mark.skipif(MACHINE != "x86_64", reason="instruction sets of x86")
+def test_units_get_the_flags_of_their_instruction_set(package, library):
+    knowing = script(package, "knows++", 'exec g++ "$@"')
+    found = library(CXX=knowing)
+    names = {"generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx"}
+    units = {f"isa_{name}" for name in names}
+    assert set(found) == {"a", "b", "c", "cuda_images", *units}
+    assert found["isa_generic"].index("-O2") > found["isa_generic"].index("-O3")
+    assert {"-mavx2", "-mfma", "-mf16c"} <= set(found["isa_avx2"])
+    assert {"-mavx2", "-mavxvnni"} <= set(found["isa_avx2_vnni"])
+    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) >= {
+        "-mavx512vbmi",
+        "-mavx512bf16",
+    }
+    assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
+    assert {"-DAO_UNIT_amx", "-DAO_UNIT_avx2_vnni"} <= set(found["b"])
+    assert not any(flag.startswith("-mavx") for flag in (*found["a"], *found["c"]))
+    assert "-DTORCH_TARGET_VERSION=0x20b000000000000" in found["c"]
+
+    # another compiler is used at once, and a set that it does not know is left out
+    lesser = script(package, "less++", 'case "$*" in *-mamx*) exit 1;; esac\nexec g++ "$@"')
+    found = library(CXX=lesser)
+    assert {name for name in found if name.startswith("isa_")} == units - {"isa_amx"}
+    assert found["a"][0] == lesser
+    assert "-DAO_UNIT_avx2_vnni" in found["a"]
+    assert "-DAO_UNIT_amx" not in found["a"]
 
 
-def test_torch_is_found_without_importing_it(hook, monkeypatch):
+def test_an_older_compiler_without_the_extensions_is_passed_over(package):
+    old = script(package, "g++", "! grep -q __builtin_shufflevector probe.cpp 2>/dev/null")
+    for name in ("c++", "clang++"):
+        shutil.copy(old, package.parent / name)
+    path = f"{package.parent}{os.pathsep}{os.environ['PATH']}"
+    _, wheel = hook(package, PATH=path)
+    reason = contents(wheel)[NOT_BUILT].decode()
+    assert reason.startswith("g++, c++, clang++ cannot compile C++20")
+
+
+@pytest.fixture
+def find_torch():
+    spec = importlib.util.spec_from_file_location("find_torch", PACKAGE / "cmake" / "find_torch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_torch_is_found_without_importing_it(find_torch, monkeypatch, capsys):
     # where pip installs: that of this environment, or of another one that it lies over
     place = Path(importlib.util.find_spec("torch").origin).parents[1]
-    monkeypatch.setattr(hook.sysconfig, "get_path", lambda name: str(place))
-    monkeypatch.setattr(hook.importlib.util, "find_spec", lambda name: None)
-    found = hook.find_torch()
-    assert (found.include / "torch" / "csrc" / "stable" / "library.h").is_file()
-    assert any(found.lib.glob("libtorch_cpu.*"))
-
-
-def headers(hook, monkeypatch, folder, version):
-    """Make the headers of a torch of this version the only ones."""
-    monkeypatch.setattr(hook.sysconfig, "get_path", lambda name: str(folder))
-    monkeypatch.setattr(hook.importlib.util, "find_spec", lambda name: None)
-    place = folder / "torch" / "include" / "torch" / "headeronly" / "version.h"
-    if version:
-        place.parent.mkdir(parents=True)
-        major, minor = version
-        text = f"#define TORCH_VERSION_MAJOR {major}\n#define TORCH_VERSION_MINOR {minor}\n"
-        place.write_text(text)
+    monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda name: str(place))
+    monkeypatch.setattr(find_torch.importlib.util, "find_spec", lambda name: None)
+    assert find_torch.main() == ""
+    home = Path(capsys.readouterr().out.strip())
+    assert (home / "include" / "torch" / "csrc" / "stable" / "library.h").is_file()
+    assert any((home / "lib").glob("libtorch_cpu.*"))
 
 
 @pytest.mark.parametrize(
@@ -191,164 +256,19 @@ def headers(hook, monkeypatch, folder, version):
     [
         ((2, 10), "torch >= 2.11 was needed, found 2.10"),
         ((1, 13), "torch >= 2.11 was needed, found 1.13"),
+        ((3, 0), ""),
         (None, "the headers of torch were not found: install torch first"),
     ],
 )
-def test_a_torch_that_is_old_or_missing_is_refused(hook, monkeypatch, tmp_path, version, reason):
-    headers(hook, monkeypatch, tmp_path, version)
-    with pytest.raises(hook.CannotBuild, match=f"^{reason}$"):
-        hook.find_torch()
-
-
-def test_a_newer_torch_is_welcome(hook, monkeypatch, tmp_path):
-    headers(hook, monkeypatch, tmp_path, (3, 0))
-    assert hook.find_torch().include == tmp_path / "torch" / "include"
-
-
-def sources(hook, **texts):
-    folder = hook.ROOT / "csrc" / "cpu"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / f"{name}.cpp").write_text(text)
-    return folder
-
-
-def test_units_get_the_flags_of_their_instruction_set(hook):
-    names = ("generic", "avx2", "avx2_vnni", "avx512_vnni", "avx512", "amx", "neon")
-    folder = sources(hook, a="", **{f"isa_{name}": "" for name in names})
-    x86, arm = hook.ISA_FLAGS["x86_64"], hook.ISA_FLAGS["aarch64"]
-    found = {path.stem: flags for path, flags in hook.cpu_sources(x86).items()}
-    assert set(found) == {"a", *(f"isa_{name}" for name in names if name != "neon")}
-    assert found["isa_generic"] == ("-O2",)
-    assert "-mavx2" in found["isa_avx2"]
-    assert {"-mavx2", "-mavxvnni"} <= set(found["isa_avx2_vnni"])
-    assert set(found["isa_avx512"]) - set(found["isa_avx512_vnni"]) == {
-        "-mavx512vbmi",
-        "-mavx512bf16",
-    }
-    assert "-mavx512vnni" in found["isa_avx512"]
-    assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
-    assert {path.stem for path in hook.cpu_sources(arm)} == {"a", "isa_generic", "isa_neon"}
-    (folder / "deeper").mkdir()
-    (folder / "deeper" / "b.cpp").write_text("")
-    assert "b" in {path.stem for path in hook.cpu_sources({"generic": ()})}
-
-
-def test_a_set_that_the_compiler_does_not_know_is_left_out(hook, monkeypatch):
-    sources(hook, a="", isa_generic="", isa_amx="", isa_avx2_vnni="")
-    known = {}
-
-    def run(command, **options):
-        return hook.subprocess.CompletedProcess(command, int(known["flag"] not in command))
-
-    monkeypatch.setattr(hook.subprocess, "run", run)
-    for known["flag"], units, told in (
-        ("-std=c++20", {"isa_amx", "isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni", "-DAO_UNIT_amx")),
-        ("-mavxvnni", {"isa_avx2_vnni"}, ("-DAO_UNIT_avx2_vnni",)),
-        ("-mfoo", set(), ()),
-    ):
-        found = hook.cpu_sources(hook.units_of("x86_64", ["g++"]))
-        stems = {path.stem: flags for path, flags in found.items()}
-        assert set(stems) == {"a", "isa_generic"} | units
-        assert stems["a"] == told
-    assert hook.units_of("riscv64", ["g++"]) == {"generic": ()}
-
-
-def test_only_what_changed_is_compiled_again(hook, monkeypatch):
-    folder = sources(hook, one='#include "shared.h"\nint one() { return N; }', two="int two;")
-    (folder / "shared.h").write_text("#define N 1\n")
-    ran = []
-    really_run = hook.subprocess.run
-
-    def run(command, **options):
-        ran.append(Path(command[-1]).stem)
-        return really_run(command, **options)
-
-    monkeypatch.setattr(hook.subprocess, "run", run)
-
-    def compile_all(*flags):
-        ran.clear()
-        units = hook.cpu_sources({"generic": ()})
-        out = hook.ROOT / "build"
-        out.mkdir(exist_ok=True)
-        objects = hook.compile_objects(["g++"], units, list(flags), out, jobs=2)
-        assert all(path.is_file() for path in objects)
-        return sorted(ran)
-
-    def touch(path):
-        later = path.stat().st_mtime + 100
-        os.utime(path, (later, later))
-
-    both = ["csrc-cpu-one", "csrc-cpu-two"]
-    assert compile_all() == both
-    assert compile_all() == []
-    assert compile_all("-O1") == both
-    touch(folder / "shared.h")
-    assert compile_all("-O1") == ["csrc-cpu-one"]
-
-
-def test_a_file_edited_while_it_is_compiled_is_compiled_again(hook, monkeypatch):
-    folder = sources(hook, a="int a;")
-    units = hook.cpu_sources({"generic": ()})
-    hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
-    made = (hook.ROOT / "csrc-cpu-a.o").stat().st_mtime
-    os.utime(folder / "a.cpp", (made + 0.001, made + 0.001))
-    ran = []
-    failing = SimpleNamespace(returncode=1, stderr="")
-    monkeypatch.setattr(hook.subprocess, "run", lambda *a, **k: ran.append(a) or failing)
-    with pytest.raises(hook.DoesNotCompile, match=r"exit status 1"):
-        hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
-    assert len(ran) == 1
-
-
-def test_what_does_not_compile_ends_the_build_with_the_first_error(hook, capfd):
-    sources(hook, good="int a;", bad="int b = nonsense;")
-    reason = (
-        r"g\+\+ does not compile 1 of 2 files \(.*bad.cpp:1:9: error: .nonsense. was not declared"
-    )
-    with pytest.raises(hook.DoesNotCompile, match=reason):
-        hook.compile_objects(["g++"], hook.cpu_sources({"generic": ()}), [], hook.ROOT, jobs=1)
-    assert "nonsense" in capfd.readouterr().err
-
-
-@pytest.fixture
-def failing_compiler(hook, tmp_path, monkeypatch):
-    """A compiler that passes every probe and refuses every file."""
-    compiler = tmp_path / "fails++"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *probe.cpp*|*-dM*) exit 0;; esac\n'
-        'echo "x.cpp:3:1: error: sorry, unimplemented" >&2; exit 1\n'
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    sources(hook, a="int a;")
-    return str(compiler)
-
-
-def test_installing_succeeds_where_the_compiler_fails(hook, initialize, failing_compiler):
-    data, (warning,) = initialize("standard")
-    folder = hook.ROOT / "build" / "wheel"
-    assert [path.name for path in folder.iterdir()] == ["not_built.txt"]
-    reason = (folder / "not_built.txt").read_text()
-    assert reason.startswith(
-        f"{failing_compiler} does not compile 2 of 2 files (x.cpp:3:1: error: "
-    )
-    assert reason.strip() in warning
-    assert data["pure_python"] is True
-    assert list(data["force_include"].values()) == ["ao_kernels/cpu/not_built.txt"]
-
-
-def test_a_developer_is_told_that_the_compiler_fails(initialize, failing_compiler):
-    with pytest.raises(SystemExit, match="error: .*fails.. does not compile 2 of 2 files"):
-        initialize("editable")
-
-
-def test_an_older_compiler_without_the_extensions_is_passed_over(hook, monkeypatch, tmp_path):
-    old = tmp_path / "old++"
-    refuses = '*probe.cpp) ! grep -q __builtin_shufflevector "$each"; exit;;'
-    old.write_text(f"#!/bin/sh\nfor each; do case $each in {refuses} esac; done\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("CXX", str(old))
-    with pytest.raises(hook.CannotBuild, match=r"old\+\+ cannot compile C\+\+20"):
-        hook.find_compiler()
+def test_a_torch_that_is_old_or_missing_is_refused(
+    find_torch, monkeypatch, tmp_path, version, reason
+):
+    monkeypatch.setattr(find_torch.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(find_torch.importlib.util, "find_spec", lambda name: None)
+    place = tmp_path / "torch" / "include" / "torch" / "headeronly" / "version.h"
+    if version:
+        place.parent.mkdir(parents=True)
+        major, minor = version
+        text = f"#define TORCH_VERSION_MAJOR {major}\n#define TORCH_VERSION_MINOR {minor}\n"
+        place.write_text(text)
+    assert find_torch.main() == reason

@@ -18,8 +18,7 @@ from ao_kernels.cuda.records import FORMATS
 PACKAGE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PACKAGE))
 
-from cpp_build import alone_in, compile_objects, sanitizing  # noqa: E402
-from hatch_build import find_compiler  # noqa: E402
+from build_library import build  # noqa: E402
 
 #: `Number` in params.h
 NUMBERS = {None: 0, torch.uint8: 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
@@ -55,29 +54,9 @@ class Ran(NamedTuple):
 
 def program(sanitize: str = "") -> Path:
     """The program, compiled unless that was done before; the sanitizers watch it."""
-    out = PACKAGE / "build" / "-".join(filter(None, ["emulate", sanitize.replace(",", "-")]))
-    compiler = find_compiler()
-    # out of line: what stands for an instruction of the GPU is a loop over lanes
-    own = (
-        "-std=c++20",
-        "-O1",
-        "-fno-inline",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Wextra",
-        "-Wno-unknown-pragmas",
-    )
-    flags = [*own, *sanitizing(sanitize, compiler), "-fno-inline"]
-    flags += [f"-I{PACKAGE / 'csrc' / 'cuda'}", f"-I{PACKAGE / 'tests' / 'cuda'}"]
-    with alone_in(out):
-        sources = dict.fromkeys(sorted(PACKAGE.glob("tests/cuda/*.cpp")), ())
-        objects = compile_objects(compiler, sources, flags, out, 1)
-        linked = out / "emulate.new"
-        link = [*compiler, *flags, *map(str, objects), "-pthread", "-o", str(linked)]
-        subprocess.run(link, check=True)
-        # at once: another process may be about to run the one before
-        linked.replace(out / "emulate")
-    return out / "emulate"
+    name = "-".join(filter(None, ["emulate", sanitize.replace(",", "-")]))
+    settings = {"AO_LIBRARY": "OFF", "AO_SANITIZE": sanitize}
+    return build(name, "ao_emulate", settings, jobs=1) / "ao_emulate"
 
 
 def run(
