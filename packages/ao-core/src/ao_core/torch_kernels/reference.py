@@ -36,7 +36,14 @@ __all__ = [
 
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """Quantize the activations as the spec says, dequantize the weight, multiply in x's dtype."""
+    """Quantize the activations as the spec says, dequantize the weight, multiply in x's dtype.
+
+    Quantized float16 activations are multiplied in float32: the codes of numbers near the greatest float16
+    stand for greater ones.
+    """
+    if w.spec.act is not None and x.dtype == torch.float16:
+        wide = None if bias is None else bias.float()
+        return F.linear(rounded_activations(x.float(), w), w.dequantize(torch.float32), wide).half()
     return F.linear(rounded_activations(x, w), w.dequantize(x.dtype), bias)
 
 
