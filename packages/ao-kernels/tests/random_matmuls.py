@@ -219,17 +219,34 @@ def problem_of(case: Case) -> str:
             return f"output {tuple(out.shape)} {out.dtype}"
         act = w.spec.act if isinstance(w, QTensor) else None
         values = (w.canonical().dequantize(torch.float32) if isinstance(w, QTensor) else w).double()
-        return compare(
-            case, x, out.reshape(case.m, case.n), values, layer.bias, act, zeros, least_of(given, w)
-        )
+        dense = is_dense(given, w)
+        least = least_weight(case.dtype) if dense else least_activation(case.dtype)
+        out = out.reshape(case.m, case.n)
+        if dense and case.dtype is torch.bfloat16:
+            x, out = without_neighbours(x, out)
+        return compare(case, x, out, values, layer.bias, act, zeros, least)
 
 
-def least_of(x: Tensor, w: Tensor) -> float:
-    """The least activation that a matmul tells from 0; those of torch may flush subnormal ones."""
+def is_dense(x: Tensor, w: Tensor) -> bool:
+    """Whether torch's dense matmul serves a layer."""
     kernel = select_linear(x, w) if isinstance(w, QTensor) else None
-    if kernel is None or kernel.priority < BANDS["compiled"]:
-        return least_weight(x.dtype)
-    return torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    return kernel is None or kernel.priority < BANDS["compiled"]
+
+
+def without_neighbours(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """All rows but those before one that is not finite.
+
+    torch 2.13 multiplies the beginning of the next row of bfloat16 by zeros where AMX registers exceed K.
+    """
+    kept = torch.ones(len(x), dtype=torch.bool)
+    kept[:-1] = x[1:].isfinite().all(1)
+    kept |= ~x.isfinite().all(1)
+    return x[kept], out[kept]
+
+
+def least_activation(dtype: torch.dtype) -> float:
+    """The least activation that the compiled matmuls tell from 0; those of torch may flush subnormal ones."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def least_weight(dtype: torch.dtype) -> float:
@@ -276,8 +293,9 @@ def compare(
     off = least * (1 + values.abs().sum(1))
     off = off + least_weight(case.dtype) * read.abs().sum(1, keepdim=True)
     off = off + case.k * FLOAT32.smallest_normal * FLOAT32.eps
-    if zeroed:  # their steps are no less than the least normal number
-        off = off + BOUND[torch.float32] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
+    # their steps are no less than the least normal number, and weights may be rounded as the output is
+    if zeroed:
+        off = off + BOUND[case.dtype] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
     # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
     held &= summed

@@ -33,13 +33,13 @@ static int products_of(const Tiling& tiling) {
 }
 
 // Rows of quantized activations from which on weights with their scales are rounded to bfloat16, where that is what
-// the output is in. (From as many rows on vectors round them beside float8.)
-constexpr int64_t kRoundedRows = 96;
+// the output is in: beside bytes, and beside float8. (From as many rows on vectors round them beside float8.)
+constexpr int64_t kRoundedBesideBytes = 48, kRoundedRows = 96;
 
 // Rows of activations from which on they are faster than matmuls in vectors, as measured.
 static int64_t least_rows(const Linear& t) {
   if (t.mode == Mode::int8) return t.groups == 1 ? 32 : 64;
-  if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedRows;
+  if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedBesideBytes;
   switch (products_of(t.tiling)) {
     case 1: return t.kind == Kind::table ? 4 : 5;
     case 2: return 6;
@@ -61,7 +61,8 @@ static bool plan_tiles(Linear& t) {
   t.mode = Mode::pairs;
   // bytes and float8 are bfloat16, too; and so are most codes, if one scale may be applied to their sums
   int parts = t.type == Element::bf16 ? 1 : t.type == Element::f16 ? 2 : 3;
-  if (t.type == Element::bf16 && t.act != Act::none && t.m < kRoundedRows) parts = 2;  // decoding takes the time
+  // decoding takes the time
+  if (t.type == Element::bf16 && !bytes && t.act != Act::none && t.m < kRoundedRows) parts = 2;
   const bool exact = t.kind != Kind::table && t.groups == 1 && t.zero_type == Zero::none;
   t.tiling = {2, t.act == Act::none ? parts : 1, exact ? 0 : parts};
   // a part of infinity that is 0 would make NaN of it

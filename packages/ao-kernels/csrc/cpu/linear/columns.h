@@ -110,8 +110,14 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
 
   for (int64_t block = begin; block < end; block += width) {
     const int64_t blocks = end - block < width ? end - block : width;
+    [[maybe_unused]] F lowered[kPanelBlocks];
     for (int64_t c = 0; c < blocks; ++c) {
       read_block(t, block + c, scales + c * scale_stride, zero_terms + c * scale_stride);
+#if AO_HAS_WORDS
+      if constexpr (kMode == Mode::words) {
+        lowered[c] = lower_scales(t, block + c, scales + c * scale_stride, zero_terms + c * scale_stride);
+      }
+#endif
     }
     __builtin_memset(totals, 0, t.m * kPanelBlocks * 64);
     const uint8_t* weights = t.qdata + block * t.tiles * f.tile_bytes;
@@ -176,7 +182,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
       }
     }
 #if AO_HAS_WORDS
-    if constexpr (kMode == Mode::words) add_rests(t, blocks, totals);
+    if constexpr (kMode == Mode::words) add_rests(t, blocks, totals), finish_words(t, blocks, lowered, totals);
 #endif
     write_rows(t, {0, outputs_of(t)}, block, blocks, totals);
   }

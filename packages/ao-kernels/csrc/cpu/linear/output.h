@@ -14,7 +14,6 @@ static void write_rows(const Linear& t, Rows rows, int64_t block, int64_t blocks
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       F v = load(totals + ((r - rows.begin) * kPanelBlocks + c) * 16);
       if (t.act == Act::uint8) v = fma(splat(-t.x_zero[r]), rowsum, v);
-      if (t.mode == Mode::words) v = mul(v, splat(t.x_zero[r]));
       v = mul(v, splat(t.x_scale[r]));
       if (t.bias) v = add(v, bias);
       store_as(t.type, static_cast<uint8_t*>(t.y) + (r * t.y_stride + column) * size, v, count);

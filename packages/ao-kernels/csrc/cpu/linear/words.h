@@ -115,6 +115,32 @@ static void pack_words(const Linear& t, int64_t r, uint8_t* out, int64_t rows, i
   t.x_zero[r] = unit * t.table_unit;
 }
 
+// Sums of words times very large scales would exceed float32 before the unit of the words brings them back. In rows of the
+// weight that have such, the scales and zero-point terms of a block become smaller by a factor, which is returned; that of
+// all other rows is 1.
+constexpr int kGreatestWordScale = 84, kLowered = 48;  // exponents
+AO_INLINE F lower_scales(const Linear& t, int64_t block, float* scales, float* zero_terms) {
+  I greatest = splat_int(0);
+  for (int64_t g = 0; g < t.groups; ++g) greatest = max_int(greatest, bits_of(abs(load(scales + g * 16))));
+  const int32_t bound = (kGreatestWordScale + 127) << 23;
+  if (largest(greatest) < bound) return splat(1.0f);
+  float factors[16], inverse[16];
+  int32_t sizes[16];
+  store_vector(sizes, greatest);
+  for (int n = 0; n < 16; ++n) {
+    factors[n] = sizes[n] < bound ? 1.0f : power_of_two(kLowered), inverse[n] = 1.0f / factors[n];
+  }
+  for (int64_t g = 0; g < t.groups; ++g, scales += 16, zero_terms += 16) {
+    const F scale = mul(load(scales), load(inverse));
+    store(scales, scale);
+    if (t.zero_type == Zero::none) continue;
+    const bool scaled = t.zero_type == Zero::scaled;
+    store(zero_terms, scaled ? mul(load(zero_terms), load(inverse))
+                             : mul(scale, sub(zero(), zero_at(t, (block * t.groups + g) * 16))));
+  }
+  return load(factors);
+}
+
 // Adds the sums of what 16 bits left of some rows to those of the rows.
 static void add_rests(const Linear& t, int64_t blocks, float* totals) {
   const float* rest = totals + outputs_of(t) * kPanelBlocks * 16;
@@ -123,6 +149,14 @@ static void add_rests(const Linear& t, int64_t blocks, float* totals) {
     float* const row = totals + r * kPanelBlocks * 16;
     const F ratio = splat(t.x_zero[outputs_of(t) + i] / t.x_zero[r]);
     for (int64_t c = 0; c < blocks; ++c) store(row + c * 16, fma(load(rest + c * 16), ratio, load(row + c * 16)));
+  }
+}
+
+// Brings sums from the last unit of their row back, and from lowered scales.
+static void finish_words(const Linear& t, int64_t blocks, const F* lowered, float* totals) {
+  for (int64_t r = 0; r < outputs_of(t); ++r, totals += kPanelBlocks * 16) {
+    const F unit = splat(t.x_zero[r]);
+    for (int64_t c = 0; c < blocks; ++c) store(totals + c * 16, mul(mul(load(totals + c * 16), unit), lowered[c]));
   }
 }
 
