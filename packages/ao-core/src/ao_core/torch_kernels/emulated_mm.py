@@ -38,9 +38,10 @@ def bfloat16_mm(a_MK: Tensor, b_NK: Tensor, spec: Spec) -> Tensor:
 
 
 def _scaled(out_MN: Tensor, a_scale: Tensor | None, b_scale: Tensor | None) -> Tensor:
-    """The products times the scales, in float32; some rows at a time, in place, where nothing is traced."""
+    """The products times the scales, in float32; on a CPU in place, some rows at a time."""
     m, n = out_MN.shape
-    step = m if may_be_compiled(out_MN) else max(1, _CHUNK // max(1, n))
+    at_once = may_be_compiled(out_MN) or out_MN.device.type != "cpu"
+    step = m if at_once else max(1, _CHUNK // max(1, n))
     for begin in range(0, m, max(1, step)):
         rows = slice(begin, begin + step)
         scaled = out_MN[rows].float()
