@@ -221,27 +221,15 @@ def problem_of(case: Case) -> str:
         values = (w.canonical().dequantize(torch.float32) if isinstance(w, QTensor) else w).double()
         dense = is_dense(given, w)
         least = least_weight(case.dtype) if dense else least_activation(case.dtype)
+        spills = dense and case.dtype is torch.bfloat16
         out = out.reshape(case.m, case.n)
-        if dense and case.dtype is torch.bfloat16:
-            x, out = without_neighbours(x, out)
-        return compare(case, x, out, values, layer.bias, act, zeros, least)
+        return compare(case, x, out, values, layer.bias, act, zeros, least, spills=spills)
 
 
 def is_dense(x: Tensor, w: Tensor) -> bool:
     """Whether torch's dense matmul serves a layer."""
     kernel = select_linear(x, w) if isinstance(w, QTensor) else None
     return kernel is None or kernel.priority < BANDS["compiled"]
-
-
-def without_neighbours(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """All rows but those before one that is not finite.
-
-    torch 2.13 multiplies the beginning of the next row of bfloat16 by zeros where AMX registers exceed K.
-    """
-    kept = torch.ones(len(x), dtype=torch.bool)
-    kept[:-1] = x[1:].isfinite().all(1)
-    kept |= ~x.isfinite().all(1)
-    return x[kept], out[kept]
 
 
 def least_activation(dtype: torch.dtype) -> float:
@@ -257,7 +245,7 @@ def least_weight(dtype: torch.dtype) -> float:
 
 def compare(
     case: Case, x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spec | None,
-    zeros: list[int], least: float,
+    zeros: list[int], least: float, *, spills: bool,
 ) -> str:  # fmt: skip
     """What is wrong with the output of activations (M, K) and a weight of these values, or nothing.
 
@@ -266,22 +254,27 @@ def compare(
         out: the output (M, N).
         zeros: rows of the weight that are 0.
         least: the least activation that the matmul tells from 0.
+        spills: rows before one that is not finite are not compared: torch 2.13 multiplies the beginning of
+            the next row of bfloat16 by zeros where AMX registers exceed K.
     """
     odd = ~x.isfinite().all(1)
     if odd.any():
         wrong = spread(x[odd].double(), out[odd], values, bias, act)
         if wrong:
             return wrong
-    x, out = x[~odd], out[~odd]
+    compared = ~odd
+    if spills:
+        compared[:-1] &= ~odd[1:]
+    x, out, compared = x[~odd], out[~odd], compared[~odd][:, None]
     read = (x if act is None else fake_quantize(x.float(), act)).double()
     added = torch.zeros(case.n, dtype=torch.float64) if bias is None else bias.double()
     # codes of integers are added up before their scale brings them back, and so is what zero points add
     zeroed = act is not None and act.zero_point != "none"
     coded = act is not None and act.dtype in ("int8", "uint8")
     summed = values.abs().sum(1) < (FLOAT32.max / 1024 if coded else torch.inf)
-    if (out[~x.any(1)] != added)[:, summed].any():
+    if ((out != added) & compared & ~x.any(1, keepdim=True))[:, summed].any():
         return "activations of zeros do not make 0"
-    if not values[zeros].any() and (out[:, zeros] != added[zeros]).any():
+    if not values[zeros].any() and ((out[:, zeros] != added[zeros]) & compared).any():
         return "weights of zeros do not make 0"
     expected = F.linear(read, values) + added
     bound = BOUND[case.dtype] + (0 if act is None else DYNAMIC)
@@ -298,7 +291,7 @@ def compare(
         off = off + BOUND[case.dtype] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
     # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
-    held &= summed
+    held &= summed & compared
     if (
         (out != torch.inf) & held & (low > info.max)
         | (out != -torch.inf) & held & (high < -info.max)

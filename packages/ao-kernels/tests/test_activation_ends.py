@@ -95,3 +95,23 @@ def test_sums_do_not_leave_float32(
         assert out.isfinite().all()
         error = float((out - expected).norm() / expected.norm())
         assert error <= (1e-6 if dtype == torch.float32 else 4e-3), (m, error)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.dtype != "nf4"], ids=str)
+def test_tiny_activations_bring_huge_weights_back(spec: Spec) -> None:
+    """Sums of codes times scales are beyond float32 on their way; other rows of the weight are small."""
+    greatest = (
+        1e4 if "float16" in str(spec.scale_dtype) and "b" not in str(spec.scale_dtype) else 1e37
+    )
+    weight = randn(37, 192)
+    weight[::2] *= greatest
+    w = tiled(spec, weight)
+    for m in (3, 12, 40):
+        x = (randn(m, 192) / greatest).bfloat16()
+        out, expected = served(x, w), dense(x, w)
+        size = F.linear(
+            x.double().square(), w.canonical().dequantize(torch.float32).double().square()
+        )
+        # subnormal activations, of which some processors take the least for 0, lose bits
+        allowed = 2.0**-6 * size.sqrt() + 2.0**-126 * expected.abs().amax() / x.abs().amax()
+        assert ((out.double() - expected).abs() <= allowed).all()
