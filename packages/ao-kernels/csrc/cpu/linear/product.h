@@ -135,7 +135,10 @@ struct WordDecoder {
   ByteDecoder<kBits, kKind> bytes;
   I least;
   inline __attribute__((always_inline)) explicit WordDecoder(const float* values, float least_value, float unit)
-      : bytes(values, least_value, unit), least(splat_int((static_cast<int>(least_value) & 0xffff) * 0x10001)) {}
+      : bytes(values, least_value, unit) {
+    const uint32_t word = static_cast<uint32_t>(static_cast<int>(least_value)) & 0xffff;
+    least = splat_int(static_cast<int32_t>(word * 0x10001));  // twice; a product of signed numbers would overflow
+  }
   template <int i>
   inline __attribute__((always_inline)) void words(const uint8_t* tile, I out[2]) const {
     const Q quads = bytes.template quads<i>(tile);

@@ -57,7 +57,7 @@ AO_INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, 
 AO_INLINE I bits_of(F v) { return {_mm256_castps_si256(v.a), _mm256_castps_si256(v.b)}; }
 AO_INLINE F as_float(I v) { return {_mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)}; }
 AO_INLINE I splat_int(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
-AO_INLINE I splat_byte(int v) { return splat_int(v * 0x01010101); }
+AO_INLINE I splat_byte(int v) { return splat_int(static_cast<int32_t>(static_cast<uint32_t>(v) * 0x01010101u)); }
 AO_INLINE I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 AO_INLINE I subtract(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 AO_INLINE I and_(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
