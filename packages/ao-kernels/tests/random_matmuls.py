@@ -109,7 +109,7 @@ def draw(seed: int, number: int) -> Case:
 # -- what is left out --------------------------------------------------------------------------------
 
 #: name of what cannot be compared → whether a case meets it. MX rounds numbers near the greatest of float32
-#: up to a power of two that float32 does not have, and code -8 of int4 stands for a greater number than it has
+#: up to a power of two that float32 does not have, and code -8 of int4 stands for a greater one
 EXEMPT: dict[str, Callable[[Case], bool]] = {
     "activations near the greatest of their dtype, in MX or int4": lambda c: (
         "greatest" in c.rows.values()
