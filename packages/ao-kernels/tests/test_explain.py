@@ -46,7 +46,7 @@ def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
         (Spec("int8", (1, -1)), torch.float32, 12),
         (Spec("int8", (1, -1), act=INT8_ROWS), torch.float32, 32),
         (Spec("int4", (1, 64), layout="packed", act=INT8_ROWS), torch.float32, 64),
-        (Spec("int4", (1, 32), layout="packed", act=INT8_ROWS), torch.bfloat16, 96),
+        (Spec("int4", (1, 32), layout="packed", act=INT8_ROWS), torch.bfloat16, 48),
         (Spec("int4", (1, 32), layout="packed"), torch.float32, None),
     ],
     ids=str,
