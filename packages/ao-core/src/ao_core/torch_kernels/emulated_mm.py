@@ -15,7 +15,8 @@ from ao_core.numerics import may_be_compiled, scale_to_float
 from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
 from ao_core.spec import ROW, TENSOR, Spec
-from ao_core.tensor.encoding import decode_parts, encode_parts
+from ao_core.tensor.codec import decode_parts
+from ao_core.tensor.encoding import encode_parts
 
 __all__ = ["EMULATED_MM_KERNELS"]
 
