@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 from workspace import ROOT
 
-#: what torch and its Python are linked with, beside what these require
+#: what torch and its Python are linked with, without what these require
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "zlib1g")
 #: torch, and what is imported with it and with ao-core
 WHEELS = (

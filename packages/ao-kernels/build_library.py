@@ -24,7 +24,7 @@ except ImportError:  # Windows, where nothing is compiled
 ROOT = Path(__file__).resolve().parent
 IN_PLACE = ROOT / "src" / "ao_kernels" / "cpu"
 LIBRARY = "libao_cpu.so"
-#: holds the reason why there is no library beside it
+#: holds the reason why there is no library next to it
 NOT_BUILT = "not_built.txt"
 
 

@@ -1,4 +1,4 @@
-"""A step of training in emulated low precision, beside one in bfloat16."""
+"""A step of training in emulated low precision, compared with one in bfloat16."""
 
 from __future__ import annotations
 

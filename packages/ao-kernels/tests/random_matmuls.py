@@ -33,6 +33,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32 = torch.finfo(torch.float32)
 #: greatest error, relative to the size of the output: of all (Frobenius), and of any row
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+#: rows of quantized activations from which on weights may be rounded to bfloat16, see docs/cpu-kernels.md
+ROUNDED_ROWS = 48
 #: the last place of fixed-point numbers below the greatest of them
 LIMB = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-15, torch.float16: 2.0**-23}
 #: how much greater that of a column may be, which is a single number of a single row
@@ -290,11 +292,15 @@ def compare(
     off = least * (1 + values.abs().sum(1))
     off = off + least_weight(case.dtype) * read.abs().sum(1, keepdim=True)
     off = off + case.k * FLOAT32.smallest_normal * FLOAT32.eps
-    # a single row is taken apart into fixed-point numbers, of the greatest in a part of it
-    off = off + LIMB[case.dtype] * read.abs().amax(1, keepdim=True) * values.abs().sum(1)
-    # their steps are no less than the least normal number, and weights may be rounded as the output is
-    if zeroed:
-        off = off + BOUND[case.dtype] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
+    if (
+        case.m == 1 and act is None
+    ):  # taken apart into fixed-point numbers, of the greatest in a part of the row
+        off = off + LIMB[case.dtype] * read.abs().amax(1, keepdim=True) * values.abs().sum(1)
+    if zeroed:  # their steps are no less than the least normal number
+        # with so many rows, weights may be rounded as an output in bfloat16 is
+        rounded = case.dtype is torch.bfloat16 and case.m >= ROUNDED_ROWS
+        step = BOUND[case.dtype if rounded else torch.float32] * 128 * FLOAT32.smallest_normal
+        off = off + step * values.abs().sum(1)
     # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
     held &= summed & compared

@@ -13,7 +13,9 @@ from torch import Tensor
 from ao_core import WHOLE, Call, Kernel, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.numerics import sqnr
+from ao_core.tensor.encoding import fake_quantize
 from ao_core.torch_kernels.mm import MM_KERNELS, int_mm, scaled_mm
+from ao_core.torch_kernels.reference import linear as reference_linear
 from ao_core.torch_kernels.reference import mm
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -132,3 +134,15 @@ def test_a_layer_with_one_input() -> None:
     w = quantize_tensor(torch.randn(33, 1), INT8)
     assert select(Call("linear", w.spec, (33, 1), (5, 1), x.dtype, "cpu")).name != "int_mm"
     assert float(sqnr(x @ w.dequantize().t(), F.linear(x, w))) > 38
+
+
+def test_codes_beyond_the_greatest_float16() -> None:
+    """Code -8 of int4 stands for more than the number that chose its scale; the output is a usual one."""
+    act = Spec("int4", ROW, act=None)
+    w = quantize_tensor(1e-3 * torch.randn(33, 64), Spec("int4", ROW, act=act))
+    x = torch.full((3, 64), -65000.0).half()
+    out = reference_linear(x, w, None)
+    exact = fake_quantize(x.float(), act).double() @ w.dequantize().double().t()
+    assert fake_quantize(x.float(), act).abs().max() > torch.finfo(torch.float16).max
+    assert out.dtype == torch.float16
+    assert ((out.double() - exact).abs() <= 2.0**-10 * exact.abs() + 1e-2).all()

@@ -33,13 +33,13 @@ static int products_of(const Tiling& tiling) {
 }
 
 // Rows of quantized activations from which on weights with their scales are rounded to bfloat16, where that is what
-// the output is in: beside bytes, and beside float8. (From as many rows on vectors round them beside float8.)
-constexpr int64_t kRoundedBesideBytes = 48, kRoundedRows = 96;
+// the output is in: for bytes, and for float8. (From as many rows on vectors round them for float8.)
+constexpr int64_t kRoundedByteRows = 48, kRoundedRows = 96;
 
 // Rows of activations from which on they are faster than matmuls in vectors, as measured.
 static int64_t least_rows(const Linear& t) {
   if (t.mode == Mode::int8) return t.groups == 1 ? 32 : 64;
-  if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedBesideBytes;
+  if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedByteRows;
   switch (products_of(t.tiling)) {
     case 1: return t.kind == Kind::table ? 4 : 5;
     case 2: return 6;

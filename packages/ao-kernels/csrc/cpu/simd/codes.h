@@ -8,7 +8,7 @@
 
 namespace ao::AO_ISA {
 
-// Bits of each byte, shifted right; what enters from the byte beside is masked, where bytes are not shifted by themselves.
+// Bits of each byte, shifted right; what enters from the next byte is masked where bytes are not shifted separately.
 template <int kShift, int kMask>
 AO_INLINE I bits_at(I v) {
   if constexpr (kByteShifts && kShift > 0 && kMask == 255 >> (kShift > 0 ? kShift : 0)) return shift_bytes<kShift>(v);

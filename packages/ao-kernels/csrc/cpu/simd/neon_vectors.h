@@ -28,7 +28,7 @@ AO_INLINE i4 nearest4(f4 x) { return vcvtnq_s32_f32(x); }
 AO_INLINE f4 half_to_float4(i4 half) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(half))); }
 AO_INLINE i4 float_to_half4(f4 x) { return vreinterpretq_s32_u32(vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(x)))); }
 
-// Into registers at this point: gcc would load more weights than registers are left beside the sums.
+// Into registers at this point: gcc would load more weights than the sums leave registers for.
 template <class V>
 AO_INLINE V held(V v) {
   asm volatile("" : "+w"(v));
