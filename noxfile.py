@@ -208,7 +208,7 @@ def cpp_tests(session: nox.Session, *options: str) -> None:
 
 @nox.session(venv_backend="none")
 def matmuls(session: nox.Session) -> None:
-    """Random linear layers of every recipe, beside float64: `nox -s matmuls -- --cases 20000`."""
+    """Random linear layers of every recipe, beside float64: `nox -s matmuls -- --cases 20000 --calls 4`."""
     script = ROOT / "packages" / "ao-kernels" / "tests" / "random_matmuls.py"
     dev(session).python(script, *session.posargs)
 

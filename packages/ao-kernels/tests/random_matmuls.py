@@ -1,4 +1,4 @@
-"""Random linear layers checked against float64: `python random_matmuls.py --cases 20000 [--seed 1]`.
+"""Random linear layers checked against float64: `random_matmuls.py --cases 20000 [--calls 4] [--seed 1]`.
 
 A case draws one of the recipes without training, a dtype, sizes from 1 up, 0 to 1,000 rows of activations
 in one to four dimensions, strided and transposed too, with and without a bias; zeros in rows, groups and
@@ -9,6 +9,7 @@ activations, of the values that it gives them: all together, and every row and e
 that a small one counts as much as a large one. Zeros make exactly 0, or the bias. A NaN or an infinity has
 the output that the dense matmul has, of quantized activations none that is finite, and the rows beside it
 are compared as all others. Case i depends on the seed and i alone: `--first i --cases 1` makes it again.
+With `--calls`, a layer is called several times, each time with other activations.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +50,10 @@ SHAPES = ("whole", "whole", "strided", "apart", "transposed", "shifted", "repeat
 
 
 class Case(NamedTuple):
-    """What a case is about; `rows`: numbers of odd rows of activations → what is odd about them."""
+    """One call of a layer; `rows`: numbers of odd rows of activations → what is odd about them."""
 
     number: int
+    call: int
     recipe: str
     dtype: torch.dtype
     m: int
@@ -69,12 +71,13 @@ class Case(NamedTuple):
         """A line for whoever looks for the reason."""
         odd = ", ".join(f"{i} {what}" for i, what in self.rows.items())
         return (
-            f"case {self.number}: {self.recipe}, {self.dtype}, {self.m} rows in {self.dims}-D, "
-            f"{self.n}×{self.k}{', bias' * self.bias}, weight {self.weight}, zeros in "
-            f"{self.zeros}, activations {self.shape}, rows [{odd}]"
+            f"case {self.number} call {self.call}: {self.recipe}, {self.dtype}, "
+            f"{self.m} rows in {self.dims}-D, {self.n}×{self.k}{', bias' * self.bias}, "
+            f"weight {self.weight}, zeros in {self.zeros}, activations {self.shape}, rows [{odd}]"
         )
 
 
+@cache
 def recipes() -> list[str]:
     """Names of the recipes without training."""
     names = (recipe.name for recipe in registry.recipes.values())
@@ -83,47 +86,52 @@ def recipes() -> list[str]:
     )
 
 
-def draw(seed: int, number: int) -> Case:
-    """Case `number` of a seed."""
-    rng = random.Random(f"{seed} {number}")
-    name = rng.choice(recipes())
+def draw_rows(rng: random.Random) -> dict[str, Any]:
+    """What a case has anew at each call."""
     m = rng.choice([0, 1, 1, 1, 2, 3, 4, 5, 8, 17, 40, 130, rng.randint(0, 1000)])
-    k = rng.choice([64, 128, 256, 512, 32 * rng.randint(1, 40), rng.randint(1, 300)])
-    n = rng.randint(1, 200)
     odd = rng.sample(range(m), min(m, rng.choice([0, 0, 1, 1, 2, 3])))
+    return {
+        "m": m,
+        "dims": rng.choice([2, 2, 2, 3, 4] if m != 1 else [1, 2, 3, 4]),
+        "shape": rng.choice(SHAPES),
+        "rows": {i: rng.choice(ROWS) for i in sorted(odd)},
+    }
+
+
+def draw(seed: int, number: int) -> Case:
+    """The first call of case `number` of a seed."""
+    rng = random.Random(f"{seed} {number}")
     return Case(
         number=number,
-        recipe=name,
+        call=0,
+        recipe=rng.choice(recipes()),
         dtype=rng.choice(DTYPES),
-        m=m,
-        n=n,
-        k=k,
-        dims=rng.choice([2, 2, 2, 3, 4]) if m != 1 else rng.choice([1, 2, 3, 4]),
+        n=rng.randint(1, 200),
+        k=rng.choice([64, 128, 256, 512, 32 * rng.randint(1, 40), rng.randint(1, 300)]),
         bias=rng.random() < 0.3,
         weight=rng.choice(WEIGHTS),
         zeros=tuple(sorted(rng.sample(["rows", "groups", "columns"], rng.randint(0, 3)))),
-        shape=rng.choice(SHAPES),
-        rows={i: rng.choice(ROWS) for i in sorted(odd)},
         seed=rng.getrandbits(60),
+        **draw_rows(rng),
     )
+
+
+def again(case: Case, call: int) -> Case:
+    """The same layer, called with other activations."""
+    rng = random.Random(f"{case.seed} {call}")
+    return case._replace(call=call, **draw_rows(rng)) if call else case
 
 
 # -- what is left out --------------------------------------------------------------------------------
 
-#: name of what cannot be compared → whether a case meets it. MX rounds numbers near the greatest of float32
-#: up to a power of two that float32 does not have, and code -8 of int4 stands for a greater one
-EXEMPT: dict[str, Callable[[Case], bool]] = {
-    "activations near the greatest of their dtype, in MX or int4": lambda c: (
-        "greatest" in c.rows.values()
-        and c.recipe.startswith(("mx_dynamic", "int4_dynamic"))
-        and not (c.recipe.startswith("int4") and c.dtype is torch.float16)
-    ),
-}
-
 
 def exemption(case: Case) -> str | None:
-    """The first known fault that a case meets."""
-    return next((name for name, meets in EXEMPT.items() if meets(case)), None)
+    """What is known to go wrong in a case."""
+    # MX rounds to a power of two that float32 does not have, and code -8 of int4 stands for more than 7
+    mx, int4 = (case.recipe.startswith(f"{kind}_dynamic") for kind in ("mx", "int4"))
+    if "greatest" in case.rows.values() and (mx or (int4 and case.dtype is not torch.float16)):
+        return "activations near the greatest of their dtype, in MX or int4"
+    return None
 
 
 # -- numbers -----------------------------------------------------------------------------------------
@@ -206,30 +214,47 @@ def arrange(x: Tensor, case: Case, rng: random.Random) -> Tensor:
 # -- the comparison ----------------------------------------------------------------------------------
 
 
-def problem_of(case: Case) -> str:
-    """What is wrong with a case, or nothing."""
+class Made(NamedTuple):
+    """A quantized layer; `zeros`: which rows of its weight are zeros, `values`: its weight in float64."""
+
+    layer: nn.Linear
+    zeros: list[int]
+    values: Tensor
+
+
+@torch.inference_mode()
+def make_layer(case: Case) -> Made:
+    """The layer of all calls of a case."""
     rng = random.Random(case.seed)
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     weight, zeros = make_weight(case, rng, generator)
-    layer = nn.Linear(case.k, case.n, bias=case.bias).to(case.dtype)
-    x = make_rows(case, rng, generator)
+    layer = nn.Linear(case.k, case.n, bias=case.bias, device="meta").to_empty(device="cpu")
+    layer.to(case.dtype).weight.data = weight
     if case.bias:
         layer.bias.data = torch.randn(case.n, generator=generator).to(case.dtype)
-    with torch.inference_mode():
-        layer.weight.data = weight
-        ao_core.quantize_(layer, case.recipe)
-        w = layer.weight
-        given = arrange(x, case, rng)
-        out = layer(given)
-        if out.shape != (*given.shape[:-1], case.n) or out.dtype != case.dtype:
-            return f"output {tuple(out.shape)} {out.dtype}"
-        act = w.spec.act if isinstance(w, QTensor) else None
-        values = (w.canonical().dequantize(torch.float32) if isinstance(w, QTensor) else w).double()
-        dense = is_dense(given, w)
-        least = least_weight(case.dtype) if dense else least_activation(case.dtype)
-        spills = dense and case.dtype is torch.bfloat16
-        out = out.reshape(case.m, case.n)
-        return compare(case, x, out, values, layer.bias, act, zeros, least, spills=spills)
+    ao_core.quantize_(layer, case.recipe)
+    w = layer.weight
+    values = w.canonical().dequantize(torch.float32) if isinstance(w, QTensor) else w
+    return Made(layer, zeros, values.double())
+
+
+@torch.inference_mode()
+def problem_of(case: Case, made: Made) -> str:
+    """What is wrong with a call of a layer, or nothing."""
+    rng = random.Random(f"{case.seed} rows {case.call}")
+    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    layer, w = made.layer, made.layer.weight
+    x = make_rows(case, rng, generator)
+    given = arrange(x, case, rng)
+    out = layer(given)
+    if out.shape != (*given.shape[:-1], case.n) or out.dtype != case.dtype:
+        return f"output {tuple(out.shape)} {out.dtype}"
+    act = w.spec.act if isinstance(w, QTensor) else None
+    dense = is_dense(given, w)
+    least = least_weight(case.dtype) if dense else least_activation(case.dtype)
+    spills = dense and case.dtype is torch.bfloat16
+    out = out.reshape(case.m, case.n)
+    return compare(case, x, out, made.values, layer.bias, act, made.zeros, least, spills=spills)
 
 
 def is_dense(x: Tensor, w: Tensor) -> bool:
@@ -292,9 +317,8 @@ def compare(
     off = least * (1 + values.abs().sum(1))
     off = off + least_weight(case.dtype) * read.abs().sum(1, keepdim=True)
     off = off + case.k * FLOAT32.smallest_normal * FLOAT32.eps
-    if (
-        case.m == 1 and act is None
-    ):  # taken apart into fixed-point numbers, of the greatest in a part of the row
+    # one row is taken apart into fixed-point numbers, of the greatest in a part of it
+    if case.m == 1 and act is None:
         off = off + LIMB[case.dtype] * read.abs().amax(1, keepdim=True) * values.abs().sum(1)
     if zeroed:  # their steps are no less than the least normal number
         # with so many rows, weights may be rounded as an output in bfloat16 is
@@ -304,10 +328,8 @@ def compare(
     # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
     held &= summed & compared
-    if (
-        (out != torch.inf) & held & (low > info.max)
-        | (out != -torch.inf) & held & (high < -info.max)
-    ).any():
+    finite = (out != torch.inf) & (low > info.max) | (out != -torch.inf) & (high < -info.max)
+    if (finite & held).any():
         return "what exceeds the dtype is not an infinity"
     inside = held & (low > -info.max) & (high < info.max)
     if not out[inside].isfinite().all():
@@ -344,7 +366,7 @@ def spread(x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spe
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    for option, default in (("cases", 20000), ("seed", 1), ("first", 0)):
+    for option, default in (("cases", 20000), ("calls", 1), ("seed", 1), ("first", 0)):
         parser.add_argument(f"--{option}", type=int, default=default, help=f"default: {default}")
     args = parser.parse_args()
     done: Counter[str] = Counter()
@@ -352,18 +374,22 @@ def main() -> None:
     wrong = 0
     torch.set_num_threads(1)
     for number in range(args.first, args.first + args.cases):
-        case = draw(args.seed, number)
-        known = exemption(case)
-        if known:
-            left_out[known] += 1
-            continue
-        done[case.recipe] += 1
-        problem = problem_of(case)
-        if problem:
-            wrong += 1
-            sys.stdout.write(f"{case}: {problem}\n")
+        first = draw(args.seed, number)
+        made = make_layer(first)
+        for call in range(args.calls):
+            case = again(first, call)
+            known = exemption(case)
+            if known:
+                left_out[known] += 1
+                continue
+            done[case.recipe] += 1
+            problem = problem_of(case, made)
+            if problem:
+                wrong += 1
+                sys.stdout.write(f"{case}: {problem}\n")
+                sys.stdout.flush()
     sys.stdout.write(
-        f"seed {args.seed}: {done.total()} cases of {len(done)} recipes, {wrong} wrong"
+        f"seed {args.seed}: {done.total()} calls of layers of {len(done)} recipes, {wrong} wrong"
         f"{''.join(f'; {count} left out: {name}' for name, count in left_out.items())}\n"
     )
     sys.exit(bool(wrong))

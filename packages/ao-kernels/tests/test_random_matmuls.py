@@ -23,9 +23,29 @@ def test_random_matmuls(seed: int) -> None:
     cases = [MATMULS.draw(seed, number) for number in range(100)]
     known = [case for case in cases if MATMULS.exemption(case)]
     assert len(known) <= 20
-    found = [(case, MATMULS.problem_of(case)) for case in cases if case not in known]
+    found = [
+        (case, MATMULS.problem_of(case, MATMULS.make_layer(case)))
+        for case in cases
+        if case not in known
+    ]
     wrong = [f"{case}: {problem}" for case, problem in found if problem]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_layer_is_called_with_other_activations() -> None:
+    """Each call is compared; what it draws depends on the case and its number alone."""
+    first = MATMULS.draw(4, 0)
+    made = MATMULS.make_layer(first)
+    calls = [MATMULS.again(first, call) for call in range(20)]
+    assert calls[0] == first
+    assert calls[7] == MATMULS.again(first, 7)
+    assert len({call.m for call in calls}) > 4
+    assert {(call.recipe, call.n, call.k, call.seed) for call in calls} == {
+        (first.recipe, first.n, first.k, first.seed)
+    }
+    assert [MATMULS.problem_of(c, made) for c in calls if not MATMULS.exemption(c)].count("") > 10
+    other = made._replace(values=made.values + 1)
+    assert any(MATMULS.problem_of(call, other) for call in calls)
 
 
 def test_cases_are_of_all_kinds() -> None:
@@ -71,7 +91,7 @@ def test_faults_are_found(fault: str | None) -> None:
     x, w = x.half(), w.half()
     out = F.linear(x.double(), w.double()).half()
     case = MATMULS.Case(
-        number=0, recipe="", dtype=torch.float16, m=8, n=20, k=64, dims=2, bias=False, weight="",
+        number=0, call=0, recipe="", dtype=torch.float16, m=8, n=20, k=64, dims=2, bias=False, weight="",
         zeros=(), shape="whole", rows={}, seed=0,
     )  # fmt: skip
     said = ""
