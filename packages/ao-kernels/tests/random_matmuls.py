@@ -34,8 +34,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32 = torch.finfo(torch.float32)
 #: greatest error, relative to the size of the output: of all (Frobenius), and of any row
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-#: rows of quantized activations from which on weights may be rounded to bfloat16, see docs/cpu-kernels.md
-ROUNDED_ROWS = 48
 #: the last place of fixed-point numbers below the greatest of them
 LIMB = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-15, torch.float16: 2.0**-23}
 #: how much greater that of a column may be, which is a single number of a single row
@@ -249,12 +247,12 @@ def problem_of(case: Case, made: Made) -> str:
     out = layer(given)
     if out.shape != (*given.shape[:-1], case.n) or out.dtype != case.dtype:
         return f"output {tuple(out.shape)} {out.dtype}"
-    act = w.spec.act if isinstance(w, QTensor) else None
+    spec = w.spec if isinstance(w, QTensor) else None
     dense = is_dense(given, w)
     least = least_weight(case.dtype) if dense else least_activation(case.dtype)
     spills = dense and case.dtype is torch.bfloat16
     out = out.reshape(case.m, case.n)
-    return compare(case, x, out, made.values, layer.bias, act, made.zeros, least, spills=spills)
+    return compare(case, x, out, made.values, layer.bias, spec, made.zeros, least, spills=spills)
 
 
 def is_dense(x: Tensor, w: Tensor) -> bool:
@@ -275,19 +273,20 @@ def least_weight(dtype: torch.dtype) -> float:
 
 
 def compare(
-    case: Case, x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spec | None,
+    case: Case, x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, spec: Spec | None,
     zeros: list[int], least: float, *, spills: bool,
 ) -> str:  # fmt: skip
     """What is wrong with the output of activations (M, K) and a weight of these values, or nothing.
 
     Args:
-        case, x, values, bias, act: what the matmul was of.
+        case, x, values, bias, spec: what the matmul was of.
         out: the output (M, N).
         zeros: rows of the weight that are 0.
         least: the least activation that the matmul tells from 0.
         spills: rows before one that is not finite are not compared: torch 2.13 multiplies the beginning of
             the next row of bfloat16 by zeros where AMX registers exceed K.
     """
+    act = spec.act if spec else None
     odd = ~x.isfinite().all(1)
     if odd.any():
         wrong = spread(x[odd].double(), out[odd], values, bias, act)
@@ -317,16 +316,18 @@ def compare(
     off = least * (1 + values.abs().sum(1))
     off = off + least_weight(case.dtype) * read.abs().sum(1, keepdim=True)
     off = off + case.k * FLOAT32.smallest_normal * FLOAT32.eps
-    # one row is taken apart into fixed-point numbers, of the greatest in a part of it
-    if case.m == 1 and act is None:
+    # one row, and rows in bfloat16, become fixed-point numbers, of the greatest in a part of a row
+    if act is None and (case.m == 1 or case.dtype is torch.bfloat16):
         off = off + LIMB[case.dtype] * read.abs().amax(1, keepdim=True) * values.abs().sum(1)
     if zeroed:  # their steps are no less than the least normal number
-        # with so many rows, weights may be rounded as an output in bfloat16 is
-        rounded = case.dtype is torch.bfloat16 and case.m >= ROUNDED_ROWS
-        step = BOUND[case.dtype if rounded else torch.float32] * 128 * FLOAT32.smallest_normal
-        off = off + step * values.abs().sum(1)
+        off = off + BOUND[torch.float32] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
     # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
+    # codes are added up, and zero points times activations, which cancel: K numbers of a row's whole range
+    if spec and spec.zero_point != "none":
+        reach = 2 * values.abs().amax(1)
+        off = off + case.k**0.5 * FLOAT32.eps / 2 * read.norm(dim=1, keepdim=True) * reach
+        held &= read.abs().sum(1, keepdim=True) * reach < FLOAT32.max / 4
     held &= summed & compared
     finite = (out != torch.inf) & (low > info.max) | (out != -torch.inf) & (high < -info.max)
     if (finite & held).any():

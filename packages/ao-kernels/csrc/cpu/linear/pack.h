@@ -109,6 +109,7 @@ struct RowPacker {
   F scale;
   float zero_point;
   bool infinite;
+  float base = 128;  // what is subtracted from codes of uint8
 
   // 16 columns from k on, quantized; int8 codes as whole floats. Without quantization a row with infinities has
   // the signs of these, and 0 elsewhere: its sums, times infinity, are those of the row without a difference of
@@ -122,7 +123,7 @@ struct RowPacker {
       }
       case Act::int8: return clamped(div(v, scale), -128.0f, 127.0f);
       case Act::uint8:
-        return sub(clamped(add(div(v, scale), splat(zero_point)), 0.0f, 255.0f), splat(128.0f));
+        return sub(clamped(add(div(v, scale), splat(zero_point)), 0.0f, 255.0f), splat(base));
       case Act::e4m3: return mul(round_to_float8(div(v, scale), 448.0f, 0x1p-6f, 0x1p20f), splat(kUnitE4m3));
       case Act::e5m2: return mul(round_to_float8(div(v, scale), 57344.0f, 0x1p-14f, 0x1p21f), splat(kUnitE5m2));
     }
@@ -145,7 +146,10 @@ static RowPacker packer_of(const Linear& t, int64_t r) {
     float scale;
     t.x_scale[r] = choose(t, packer.row, scale, packer.zero_point) / unit_of(t.act);
     packer.scale = splat(scale);
-    t.x_zero[r] = packer.zero_point - 128.0f;
+    // Bytes are signed, and what they count from is multiplied by sums of the weights at the end. Floats hold a code
+    // less its zero point, which needs no sums: these would not be of the weights as they are rounded here.
+    packer.base = t.mode == Mode::int8 ? 128.0f : packer.zero_point;
+    t.x_zero[r] = packer.zero_point - packer.base;
   }
   return packer;
 }
