@@ -6,14 +6,19 @@
 namespace ao {
 namespace {
 
-Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
-                 const Optional& zero, const Optional& offset, const Optional& offset_outer, const Optional& rowsum,
-                 const Tensor& table, const Optional& bias, int64_t n, int64_t bits, int64_t group, int64_t span,
-                 int64_t kind, int64_t act) {
+Tensor stored_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
+                        const Optional& zero, const Optional& offset, const Optional& offset_outer,
+                        const Optional& rowsum, const Tensor& table, const Optional& bias, int64_t n, int64_t bits,
+                        int64_t group, int64_t span, int64_t kind, int64_t act, int64_t stored, int64_t fill) {
   check_x(x);
+  check_range("stored", stored, 0, 2);
+  check_range("fill", fill, 0, 255);
+  const auto how = static_cast<StoredAs>(stored);
+  AO_CHECK(how != StoredAs::digits || bits == 2, "bits=", bits, ": digits are of 2 bits");
+  AO_CHECK(how != StoredAs::two_four || bits == 4 || bits == 8, "bits=", bits, ": two of four have 4 or 8 bits");
   Product p;
   const QuantParamTensors affine{scale, scale_outer, zero, offset, offset_outer, span};
-  p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
+  p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act, how, fill);
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
     check_numel("bias", *bias, n, "one per row of the weight");
@@ -23,6 +28,14 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
   p.read_activations(x, y);
   run_linear(p.call);
   return y;
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
+                 const Optional& zero, const Optional& offset, const Optional& offset_outer, const Optional& rowsum,
+                 const Tensor& table, const Optional& bias, int64_t n, int64_t bits, int64_t group, int64_t span,
+                 int64_t kind, int64_t act) {
+  return stored_linear_op(x, qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias, n, bits,
+                          group, span, kind, act, 0, 0);
 }
 
 Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
@@ -93,6 +106,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? bias, int n, int bits, int group, int span, "
       "int kind, int act) -> Tensor");
   m.def(
+      "stored_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
+      "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? bias, int n, int bits, int group, int span, "
+      "int kind, int act, int stored, int fill) -> Tensor");
+  m.def(
       "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? offs, int n, int bits, int group, int span, "
       "int kind, int act) -> Tensor");
@@ -103,6 +120,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("linear", TORCH_BOX(&ao::linear_op));
+  m.impl("stored_linear", TORCH_BOX(&ao::stored_linear_op));
   m.impl("grouped_linear", TORCH_BOX(&ao::grouped_linear_op));
   m.impl("in_tile_registers", TORCH_BOX(&ao::in_tile_registers_op));
 }

@@ -57,7 +57,8 @@ struct Product {
   }
 
   void read_weight(const Tensor& qdata, const QuantParamTensors& affine, const Optional& rowsum, const Tensor& table,
-                   int64_t n, int64_t k, int64_t bits, int64_t group, int64_t kind, int64_t act) {
+                   int64_t n, int64_t k, int64_t bits, int64_t group, int64_t kind, int64_t act,
+                   StoredAs stored = StoredAs::tiles, int64_t fill = 0) {
     kept.reserve(8);
     check_sizes(n, k);
     check_range("bits", bits, 1, 8);
@@ -67,11 +68,13 @@ struct Product {
     call.groups = (k + group - 1) / group;
     call.tiles = (call.groups - 1) * ((group + 15) / 16) + (k - (call.groups - 1) * group + 15) / 16;
     call.act = static_cast<Act>(act);
+    call.stored = stored, call.fill = static_cast<int32_t>(fill);
     row_blocks = (n + 15) / 16;
 
     check_dtype("qdata", qdata, {ScalarType::Byte});
-    check_numel("qdata", qdata, experts * row_blocks * call.tiles * 32 * bits,
-                "blocks of 16 rows x tiles of 16 columns x 32 bytes per bit");
+    check_numel("qdata", qdata, experts * row_blocks * stored_bytes(call),
+                stored == StoredAs::tiles ? "blocks of 16 rows x tiles of 16 columns x 32 bytes per bit"
+                                        : "blocks of 16 rows x bytes of their tiles as they are stored");
     call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
     read_quant_params(affine, experts * row_blocks * 16, call, kept);
     AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero_point: codes of zero points need kind=1, not ", kind);

@@ -8,6 +8,7 @@ from ao_core import Kernel, Layout, hookimpl
 from ao_kernels.cpu.attend import ATTEND_KERNELS as CPU_ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
+from ao_kernels.cpu.compact import COMPACT_KERNELS, COMPACT_LAYOUTS
 from ao_kernels.cpu.decoder import DECODER_KERNELS
 from ao_kernels.cpu.dense import DENSE_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
@@ -52,7 +53,7 @@ def ao_api() -> tuple[int, int]:
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled matmuls read them."""
     triton = (*TRITON_LAYOUTS, *DYNAMIC4_LAYOUTS, *BSR_LAYOUTS, *SCALED_LAYOUTS)
-    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *triton)
+    return (*LAYOUTS, *COMPACT_LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *triton)
 
 
 @hookimpl
@@ -64,6 +65,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *RULE_KERNELS,
         *BLOCK_SPARSE_KERNELS,
         *TWO_FOUR_KERNELS,
+        *COMPACT_KERNELS,
         *MASK_KERNELS,
         *CPU_HADAMARD_KERNELS,
         *CPU_ATTEND_KERNELS,

@@ -145,12 +145,13 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
 def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
     """Which rows of activations have NaN or inf, where the scale of the row does not tell: (M, 1).
 
-    None where each row has a scale of its own, chosen for the call. The matmul of a lost row is NaN. A
-    common scale must be that of the others, and a static one would clip an infinity to a number.
+    None where each row has a scale of its own, chosen for the call, or no columns. The matmul of a lost row is
+    NaN. A common scale must be that of the others, and a static one would clip an infinity to a number.
     """
     blocks = [act.block]
     if isinstance(act.scale_dtype, Spec):
         blocks.append(act.scale_dtype.block)
-    if not act.is_static and all(block[0] == 1 for block in blocks):
+    if not rows.shape[-1] or (not act.is_static and all(block[0] == 1 for block in blocks)):
         return None
-    return ~rows.isfinite().all(-1, keepdim=True)
+    # a maximum keeps NaN, and takes a tenth of the time of `isfinite` of each element
+    return ~rows.abs().amax(-1, keepdim=True).isfinite()

@@ -7,6 +7,7 @@
 #include "../simd/amx.h"
 #include "amx_grouped.h"
 #include "amx_pack.h"
+#include "expand.h"
 #include "output.h"
 
 namespace ao::AO_ISA {
@@ -297,6 +298,7 @@ static const LinearKernels kAmxKernels = {
     .table_limbs = false,
     .pack_limbs = nullptr,
     .run_blocks = run_tile_blocks,
+    .expand = expand,
     .tiles = nullptr,
     .plan = plan_tiles,
 };

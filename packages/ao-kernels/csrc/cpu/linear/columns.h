@@ -3,6 +3,7 @@
 #if AO_HAS_LIMBS
 #include "digits.h"
 #endif
+#include "expand.h"
 #include "output.h"
 #include "panel.h"
 #include "sources.h"
@@ -291,6 +292,7 @@ static const LinearKernels kLinearKernels = {
     .pack_limbs = nullptr,
 #endif
     .run_blocks = run_blocks,
+    .expand = expand,
     .tiles = nullptr,
     .plan = nullptr,
 };

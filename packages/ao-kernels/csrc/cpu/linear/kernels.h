@@ -24,6 +24,11 @@ static constexpr int bytes_of(Mode mode) {
 // How activations are quantized, per token, before the matmul.
 enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 
+// How codes are stored: as tiles, or in less memory, see expand.h. digits: 5 codes of 3 values in a byte. two_four: two of
+// every four codes along a row, of 4 or 8 bits.
+enum class StoredAs : int32_t { tiles, digits, two_four };
+constexpr int kDigits = 5, kDigitBytes = 256;  // of a byte; of five tiles
+
 // Consecutive tiles of one group: what is summed up before a scale is applied.
 struct Step {
   int32_t tiles, group;
@@ -64,6 +69,8 @@ struct Linear : QuantParams {
   int32_t zero_flip;  // turns canonical codes of zero points into stored ones
   int32_t bits;
   int64_t n, k, group, tiles;
+  StoredAs stored;
+  int32_t fill;       // bytes of tiles are bitwise exclusive or with it, after they are expanded
   // activations, output
   const void* x;
   void* y;
@@ -86,6 +93,15 @@ struct Linear : QuantParams {
   float* x_scale;          // (row): what outputs are multiplied by
   float* x_zero;           // (row); words: the last unit of the activations
 };
+
+// Bytes of a block of N as it is stored.
+static inline int64_t stored_bytes(const Linear& t) {
+  switch (t.stored) {
+    case StoredAs::digits: return (t.tiles + kDigits - 1) / kDigits * kDigitBytes;
+    case StoredAs::two_four: return t.tiles * (t.bits == 8 ? 160 : 96);
+    default: return t.tiles * 32 * t.bits;
+  }
+}
 
 // Rows [begin, end) of block b of `count` rows in `blocks` blocks.
 struct Rows {
@@ -121,6 +137,8 @@ struct LinearKernels {
   bool (*pack_limbs)(const Linear&, int64_t block);
   // computes blocks of 16 of N [begin, end) for all rows; those at `then`, if there are any, come next
   void (*run_blocks)(const Linear&, int64_t begin, int64_t end, int64_t then, uint8_t* scratch);
+  // makes tiles of the codes of blocks of N [begin, end) that are stored otherwise
+  void (*expand)(const Linear&, int64_t begin, int64_t end, uint8_t* out);
   // matmuls in AMX tile registers, or null
   const LinearKernels* tiles;
   // of these: false where other kernels are to serve; else `mode` and `tiling` are set

@@ -25,7 +25,7 @@ constexpr int64_t kWaveBytes = 16 << 20;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
-thread_local ThreadWorkspace activation_workspace, scratch_workspace;
+thread_local ThreadWorkspace activation_workspace, scratch_workspace, tile_workspace;
 
 Mode mode_of(const Linear& t, const LinearKernels& kernels) {
   if (t.act == Act::int8 || t.act == Act::uint8) return Mode::int8;
@@ -190,6 +190,31 @@ void set_memory(Linear& t, uint8_t* memory) {
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 
+// Calls f(qdata, begin, end) with all of blocks of N [begin, end), in order. Codes that are not stored as tiles become
+// tiles before, some blocks at a time; `qdata` is where block 0 would be.
+template <class F>
+void for_tiles(const Linear& t, const LinearKernels& kernels, int64_t begin, int64_t end, const F& f) {
+  if (t.stored == StoredAs::tiles) return f(t.qdata, begin, end);
+  constexpr int64_t kExpandedBytes = 1 << 20, kMost = 16, kFewest = 4;  // whole units of all kernels
+  const int64_t stride = t.tiles * 32 * t.bits;
+  const int64_t count = std::clamp(kExpandedBytes / stride / kFewest * kFewest, kFewest, kMost);
+  uint8_t* const tiles = tile_workspace.get(count * stride);
+  for (int64_t block = begin; block < end; block += count) {
+    const int64_t last = std::min(block + count, end);
+    kernels.expand(t, block, last, tiles);
+    f(tiles - block * stride, block, last);
+  }
+}
+
+void run_blocks(const Linear& t, const LinearKernels& kernels, int64_t begin, int64_t end, int64_t then,
+                uint8_t* scratch) {
+  for_tiles(t, kernels, begin, end, [&](const uint8_t* qdata, int64_t first, int64_t last) {
+    Linear part = t;
+    part.qdata = qdata;
+    kernels.run_blocks(part, first, last, last == end && t.stored == StoredAs::tiles ? then : last, scratch);
+  });
+}
+
 // Each thread packs a single row for itself: to wait for another that does takes longer. It knows its next turn
 // before the last one ends, so that weights arrive without a pause. False where the row cannot be taken apart into
 // limbs.
@@ -212,7 +237,7 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
     }
     while (work) {
       const auto then = queue.next();
-      kernels.run_blocks(own, work.first, work.last, then ? then.first : blocks, scratch_workspace.get(scratch));
+      run_blocks(own, kernels, work.first, work.last, then ? then.first : blocks, scratch_workspace.get(scratch));
       work = then;
     }
   });
@@ -246,7 +271,7 @@ void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Ro
   }
   run_dynamic(units, some.end - some.begin, threads, [&](int64_t first, int64_t last, int64_t chunk) {
     const int64_t end = std::min(last * kernels.panel_blocks, blocks);
-    kernels.run_blocks(chunks[chunk], first * kernels.panel_blocks, end, blocks, scratch_workspace.get(scratch));
+    run_blocks(chunks[chunk], kernels, first * kernels.panel_blocks, end, blocks, scratch_workspace.get(scratch));
   });
 }
 
@@ -295,7 +320,13 @@ void run_alone(Linear t, const LinearKernels& kernels, std::vector<int64_t>& row
     uint8_t* const own = scratch_workspace.get(scratch);
     for (int64_t block = first * width; block < std::min(last * width, blocks); block += width) {
       const int64_t end = std::min(block + width, blocks);
-      for (const Linear& one : each) kernels.run_blocks(one, block, end, &one == &each.back() ? end : blocks, own);
+      for_tiles(each[0], kernels, block, end, [&](const uint8_t* qdata, int64_t from, int64_t to) {
+        for (const Linear& one : each) {
+          Linear part = one;
+          part.qdata = qdata;
+          kernels.run_blocks(part, from, to, &one == &each.back() ? to : blocks, own);
+        }
+      });
     }
   });
 }

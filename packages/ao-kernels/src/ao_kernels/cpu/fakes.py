@@ -35,6 +35,29 @@ def _linear(
     return x.new_empty((*x.shape[:-1], n))
 
 
+def _stored_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    scale_outer: Tensor | None,
+    zero_point: Tensor | None,
+    offset: Tensor | None,
+    offset_outer: Tensor | None,
+    rowsum: Tensor | None,
+    table: Tensor,
+    bias: Tensor | None,
+    n: int,
+    bits: int,
+    group: int,
+    span: int,
+    kind: int,
+    act: int,
+    stored: int,
+    fill: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
 def _cuda_linear(
     x: Tensor,
     qdata: Tensor,
@@ -203,6 +226,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "hadamard": _hadamard,
     "lion_step": _step,
     "linear": _linear,
+    "stored_linear": _stored_linear,
     "mlp": _mlp,
     "qkv": _qkv,
     "grouped_linear": _linear,

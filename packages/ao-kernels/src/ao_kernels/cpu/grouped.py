@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
+from ao_core.ext.kernels import rounded_of_experts
 from ao_kernels.cpu.library import isa, unavailable
-from ao_kernels.cpu.linear import matmul_arguments, refuses
+from ao_kernels.cpu.linear import matmul_arguments, refuses, rounds_before
 from ao_kernels.cpu.tiles import LAYOUTS
 
 __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
@@ -16,8 +17,13 @@ __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
 def tiles_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """All experts in one call into C++."""
     tensors, numbers = matmul_arguments(w)
+    dtype = x.dtype
+    if rounds_before(
+        w
+    ):  # as the reference: codes of the greatest numbers in float16 stand for greater ones
+        x = rounded_of_experts(x.float() if dtype == torch.float16 else x, w, offs)
     out: Tensor = torch.ops.ao_kernels.grouped_linear(x, *tensors, offs, *numbers)
-    return out
+    return out.to(dtype)
 
 
 def _describe(call: Call) -> str:

@@ -9,12 +9,21 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
 from ao_core.ext import registry
+from ao_core.ext.kernels import rounded_activations
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, unavailable, want_alone
-from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
+from ao_kernels.cpu.tiles import AFFINE, LAYOUTS, act_code, table_of
 
-__all__ = ["LINEAR_KERNELS", "describe", "matmul_arguments", "refuses", "tiles_linear"]
+__all__ = [
+    "LINEAR_KERNELS",
+    "describe",
+    "linear_by",
+    "matmul_arguments",
+    "refuses",
+    "rounds_before",
+    "tiles_linear",
+]
 
 #: dtypes of activations
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,12 +35,17 @@ _KEY = "ao_kernels.cpu.linear"
 
 def matmul_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
     """What the C++ matmuls are told of a weight: its parts with the table, and numbers."""
-    parts, act = w.parts, w.spec.act
+    parts = w.parts
     grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
     names = ("qdata", *AFFINE, "rowsum")
     tensors = (*(parts.get(name) for name in names), table_of(parts))
-    act_code = 0 if act is None else ACTS[act.dtype, act.zero_point]
-    return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act_code)
+    act = act_code(w.spec.act, w.format)
+    return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act)
+
+
+def rounds_before(w: QTensor) -> bool:
+    """Whether activations are quantized before the matmul, which does not know their format."""
+    return w.spec.act is not None and not act_code(w.spec.act, w.format)
 
 
 def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -51,11 +65,28 @@ def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
 
 
 def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """One call into C++. All that depends on the weight alone is found once, at its first matmul."""
-    matmul = w._bound.get(_KEY)
-    if matmul is None:
-        matmul = w._bound[_KEY] = _matmul(w)
-    return matmul(x, bias)
+    """One call into C++."""
+    return linear_by(_matmul, x, w, bias)
+
+
+def linear_by(
+    make: Callable[[QTensor], Callable[[Tensor, Tensor | None], Tensor]],
+    x: Tensor,
+    w: QTensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """By what `make` finds of the weight alone, once, at its first matmul."""
+    found = w._bound.get(_KEY)
+    if found is None:
+        found = w._bound[_KEY] = make(w), rounds_before(w)
+    matmul, rounds = found
+    if not rounds:
+        return matmul(x, bias)  # type: ignore[no-any-return]
+    if x.dtype != torch.float16:
+        return matmul(rounded_activations(x, w), bias)  # type: ignore[no-any-return]
+    # as the reference: codes of numbers near the greatest float16 stand for greater ones
+    wide = None if bias is None else bias.float()
+    return matmul(rounded_activations(x.float(), w), wide).half()  # type: ignore[no-any-return]
 
 
 def refuses(shape: str) -> Callable[[Call], str | None]:
@@ -74,7 +105,7 @@ def refuses(shape: str) -> Callable[[Call], str | None]:
 def _in_tile_registers(call: Call) -> bool:
     """Whether the instruction set has registers that hold tiles, and they pay for such a call."""
     spec, codes = call.spec, codes_of(registry.dtypes.get(call.spec.dtype))
-    act = 0 if spec.act is None else ACTS[spec.act.dtype, spec.act.zero_point]
+    act = act_code(spec.act, registry.dtypes.get(spec.dtype))
     group = grid_of(spec, call.weight_shape).group
     found: bool = torch.ops.ao_kernels.in_tile_registers(
         torch.tensor(codes.values), call.m, call.weight_shape[-1], group, codes.kind, act,
@@ -91,8 +122,15 @@ def describe(call: Call) -> str:
         how = "weights decoded as they are read"
     else:
         how = "weights decoded into the cache, once for many rows"
-    act = "" if call.spec.act is None else f", activations as {call.spec.act.dtype} per token"
-    return f"{isa()}, {how}{act}"
+    act, where = call.spec.act, ""
+    if act is not None:
+        inside = act_code(act, registry.dtypes.get(call.spec.dtype))
+        where = (
+            f", activations as {act.dtype} per token"
+            if inside
+            else f", activations as {act} before"
+        )
+    return f"{isa()}, {how}{where}"
 
 
 LINEAR_KERNELS = tuple(

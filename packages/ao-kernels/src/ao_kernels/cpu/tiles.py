@@ -21,10 +21,10 @@ from ao_kernels.cpu.grids import (
 )
 from ao_kernels.cpu.library import load
 
-__all__ = ["ACTS", "AFFINE", "LAYOUTS", "CpuTiles", "grid_of", "table_of"]
+__all__ = ["AFFINE", "LAYOUTS", "CpuTiles", "act_code", "grid_of", "table_of"]
 
-#: how activations may be quantized, per token: (dtype, zero point) -> `Act` of the C++ kernels
-ACTS = {
+#: how the matmuls quantize activations, per token: (dtype, zero point) -> `Act` of the C++ kernels
+_ACTS = {
     ("int8", "none"): 1,
     ("uint8", "int"): 2,
     ("f8e4m3", "none"): 3,
@@ -38,6 +38,19 @@ def table_of(parts: Parts) -> Tensor:
     """The values of the codes, as the bits of float32, which all matrices of a weight share."""
     table = parts["table"]
     return table if table.dim() == 1 else table[0]
+
+
+def act_code(act: Spec | None, dtype: DType) -> int:
+    """The `Act` by which a matmul with codes of `dtype` quantizes activations.
+
+    0: activations are not quantized, or before the matmul, which takes them as they are then.
+    """
+    per_token = act is not None and act.block in ((1, WHOLE), (WHOLE,))
+    if act is None or not per_token or act.is_static or act.scale_dtype != "float32":
+        return 0
+    code = _ACTS.get((act.dtype, act.zero_point), 0)
+    # integers are multiplied by integers only
+    return code if not act.dtype.endswith("int8") or codes_of(dtype).are_integers else 0
 
 
 class CpuTiles(Layout):
@@ -55,7 +68,7 @@ class CpuTiles(Layout):
     - offset: the same, in place of zero where zero points are scaled.
     - scale_outer, offset_outer: where scale and offset are quantized themselves, the scales of these,
       (…, row blocks, spans of groups, 16). Their codes are stored as numbers of 8 bits: uint8, int8, f8e4m3.
-    - rowsum: float32 (…, rows), sums of the dequantized rows where activations have a zero point.
+    - rowsum: float32 (…, rows), sums of the dequantized rows where the matmul gives activations a zero point.
     """
 
     name = "cpu_tiles"
@@ -83,7 +96,7 @@ class CpuTiles(Layout):
             return (
                 f"has integer zero points only of formats that count up by 1, not of {dtype.name}"
             )
-        return unfit_scale(spec.scale_dtype) or _unfit_act(spec.act, dtype)
+        return unfit_scale(spec.scale_dtype)
 
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
@@ -102,7 +115,7 @@ class CpuTiles(Layout):
             out |= scale_parts("offset", parts["zero_point"], grid, shape)
         elif spec.zero_point != "none":
             out["zero_point"] = to_tiles(parts["zero_point"], grid.block, grid, shape)
-        if spec.act is not None and spec.act.zero_point != "none":
+        if spec.act is not None and spec.act.zero_point != "none" and act_code(spec.act, dtype):
             out["rowsum"] = _row_sums(out, grid, codes)
         return out
 
@@ -130,23 +143,6 @@ class CpuTiles8(CpuTiles):
 
 
 LAYOUTS = (CpuTiles(), CpuTiles8())
-
-
-def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
-    """Why the matmuls cannot quantize activations like this."""
-    if act is None:
-        return None
-    if act.is_static:
-        return "chooses a scale of the activations for each token and call, and theirs is static"
-    per_token = act.block in ((1, WHOLE), (WHOLE,))
-    if (act.dtype, act.zero_point) not in ACTS or act.scale_dtype != "float32" or not per_token:
-        return (
-            "quantizes activations per token, with a float32 scale, to int8, to uint8 with zero "
-            f"points, f8e4m3 or f8e5m2, not {act}"
-        )
-    if act.dtype in ("int8", "uint8") and not codes_of(dtype).are_integers:
-        return f"multiplies {act.dtype} activations by integers only, and {dtype.name} is none"
-    return None
 
 
 def _row_sums(parts: Parts, grid: Grid, codes: Codes) -> Tensor:
