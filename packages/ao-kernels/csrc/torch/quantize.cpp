@@ -124,18 +124,37 @@ ScaleTensors read_scales(const Blocks& b, const Tensor& scale, const std::option
   return found;
 }
 
+// Scales and zero points that there are, as those of blocks.
+ScaleTensors set_scales(Quantize& q, const Tensor& scale, const std::optional<Tensor>& zero) {
+  ScaleTensors scales = read_scales(q.blocks, scale, zero);
+  q.scale_type = scales.scale_type;
+  q.zero_type = scales.zero_type;
+  q.zero_kind = zero ? ZeroKind::number : ZeroKind::none;
+  q.scale = const_cast<void*>(scales.scale.const_data_ptr());
+  q.zero = const_cast<void*>(scales.zero_data());
+  return scales;
+}
+
+Tensor round_scaled_op(const Tensor& x, const Tensor& scale, const Tensor& table, const Tensor& steps,
+                       const Tensor& order, int64_t nan_code, int64_t rule, int64_t n, int64_t k, int64_t block_n,
+                       int64_t block_k) {
+  Tensor dense;
+  Quantize q = of_dense(x, n, k, block_n, block_k, dense);
+  read_format(table, steps, order, nan_code, rule, q.format);
+  const ScaleTensors scales = set_scales(q, scale, std::nullopt);
+  Tensor y = make({q.blocks.matrices * q.blocks.n, k}, x.scalar_type());
+  q.y = y.mutable_data_ptr();
+  round_scaled(q);
+  return y;
+}
+
 Tensor encode_op(const Tensor& x, const Tensor& scale, const std::optional<Tensor>& zero,
                  const Tensor& table, const Tensor& steps, const Tensor& order, int64_t nan_code,
                  int64_t rule, int64_t n, int64_t k, int64_t block_n, int64_t block_k, bool pack) {
   Tensor dense;
   Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
-  const ScaleTensors scales = read_scales(q.blocks, scale, zero);
-  q.scale_type = scales.scale_type;
-  q.zero_type = scales.zero_type;
-  q.zero_kind = zero ? ZeroKind::number : ZeroKind::none;
-  q.scale = const_cast<void*>(scales.scale.const_data_ptr());
-  q.zero = const_cast<void*>(scales.zero_data());
+  const ScaleTensors scales = set_scales(q, scale, zero);
   Tensor codes = set_codes(q, pack);
   encode(q);
   return codes;
@@ -258,6 +277,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
       "fake_quantize(Tensor x, Tensor table, Tensor steps, Tensor order, int nan_code, int rule, int n, "
       "int k, int block_n, int block_k, float quant_max, int zero_point, ScalarType scale_dtype, int mx_mode) "
       "-> Tensor");
+  m.def(
+      "round_scaled(Tensor x, Tensor scale, Tensor table, Tensor steps, Tensor order, int nan_code, int rule, int n, "
+      "int k, int block_n, int block_k) -> Tensor");
   m.def("block_absmax(Tensor x, int n, int k, int block_n, int block_k) -> Tensor");
   m.def(
       "encode(Tensor x, Tensor scale, Tensor? zero_point, Tensor table, Tensor steps, Tensor order, "
@@ -274,6 +296,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("quantize", TORCH_BOX(&ao::quantize_op));
   m.impl("fake_quantize", TORCH_BOX(&ao::fake_quantize_op));
+  m.impl("round_scaled", TORCH_BOX(&ao::round_scaled_op));
   m.impl("block_absmax", TORCH_BOX(&ao::block_absmax_op));
   m.impl("encode", TORCH_BOX(&ao::encode_op));
   m.impl("dequantize", TORCH_BOX(&ao::dequantize_op));

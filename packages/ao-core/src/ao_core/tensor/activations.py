@@ -145,8 +145,8 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
 def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
     """Which rows of activations have NaN or inf, where the scale of the row does not tell: (M, 1).
 
-    None where each row has a scale of its own, chosen for the call, or no columns. The matmul of a lost row is
-    NaN. A common scale must be that of the others, and a static one would clip an infinity to a number.
+    None where each row has a scale of its own, chosen for the call, or no columns. The matmul of a lost row
+    is NaN. A common scale must be that of the others, and a static one would clip an infinity to a number.
     """
     blocks = [act.block]
     if isinstance(act.scale_dtype, Spec):

@@ -63,6 +63,9 @@ constexpr int64_t kShare = 1 << 16;
 constexpr int64_t kChunk = 8 * kPiece;
 constexpr int64_t kChunkGroups = 256;
 
+// Columns that a thread takes at a time, of blocks of one column.
+constexpr int64_t kColumns = 256;
+
 struct Quantize {
   Blocks blocks;
   Format format;
@@ -135,6 +138,8 @@ struct QuantizeKernels {
   void (*encode)(const Quantize&, int64_t begin, int64_t end);  // codes, with these scales
   void (*fused_round)(const Quantize&, int64_t begin, int64_t end);  // as fused and encode, to y
   void (*round)(const Quantize&, int64_t begin, int64_t end);
+  // ranges, scales and y of blocks of one column; items: (matrix, band, share of kColumns columns)
+  void (*round_columns)(const Quantize&, int64_t begin, int64_t end);
   void (*decode)(const Dequantize&, int64_t begin, int64_t end);
   void (*errors)(const Dequantize&, int64_t begin, int64_t end);
   // items of these: blocks of 16 rows, of `gather`: ids

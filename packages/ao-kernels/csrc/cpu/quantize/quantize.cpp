@@ -153,7 +153,16 @@ void set_reach(Quantize& q, double reach) {
 
 void quantize(Quantize& q) { by_blocks(q, isa().quantize.fused, isa().quantize.encode); }
 
-void fake_quantize(Quantize& q) { by_blocks(q, isa().quantize.fused_round, isa().quantize.round); }
+void fake_quantize(Quantize& q) {
+  const Blocks& b = q.blocks;
+  if (b.block_n > 1 && b.block_k == 1 && q.zero_kind == ZeroKind::none && q.type != Element::f16) {
+    const int64_t elements = b.block_n * std::min(b.k, kColumns);
+    return share_out(q, isa().quantize.round_columns, b.matrices * b.bands * up(b.k, kColumns), elements);
+  }
+  by_blocks(q, isa().quantize.fused_round, isa().quantize.round);
+}
+
+void round_scaled(Quantize& q) { by_chunks(q, isa().quantize.round); }
 
 void block_absmax(Quantize& q) { by_ranges(q, isa().quantize.absmax); }
 

@@ -21,6 +21,8 @@ void set_reach(Quantize& q, double reach);
 void quantize(Quantize& q);
 // Scales, zero points and y: what `dequantize` gives for the codes.
 void fake_quantize(Quantize& q);
+// y, from scales and zero points.
+void round_scaled(Quantize& q);
 // The greatest magnitude of every block, to float32 scales.
 void block_absmax(Quantize& q);
 // Codes, from scales and zero points.

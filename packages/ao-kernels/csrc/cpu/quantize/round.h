@@ -63,16 +63,4 @@ static inline void round_run(const Quantize& q, int64_t row, int64_t begin, int6
   }
 }
 
-static inline void round_fused(const Quantize& q, int64_t begin, int64_t end) {
-  for_chosen(q, begin, end, [&](int64_t row, int64_t from, int64_t to, const auto& affine) {
-    round_run(q, row, from, to, affine);
-  });
-}
-
-static inline void round_blocks(const Quantize& q, int64_t begin, int64_t end) {
-  for_given(q, begin, end, [&](int64_t row, int64_t from, int64_t to, const auto& affine) {
-    round_run(q, row, from, to, affine);
-  });
-}
-
 }  // namespace ao::AO_ISA::coding

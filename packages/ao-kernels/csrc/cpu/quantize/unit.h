@@ -1,6 +1,6 @@
 // The table of an instruction set's kernels; included by its unit.
 #pragma once
-#include "round.h"
+#include "fused.h"
 #include "tiles.h"
 
 namespace ao::AO_ISA::coding {
@@ -13,6 +13,7 @@ constexpr QuantizeKernels kQuantizeKernels = {
     .encode = quantize_encode,
     .fused_round = round_fused,
     .round = round_blocks,
+    .round_columns = round_columns,
     .decode = decode_blocks,
     .errors = sum_errors,
     .pack_tiles = pack_tiles,

@@ -69,6 +69,22 @@ def _fake_quantize(
     return x.new_empty((x.numel() // k, k))
 
 
+def _round_scaled(
+    x: Tensor,
+    scale: Tensor,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+) -> Tensor:
+    return x.new_empty((x.numel() // k, k))
+
+
 def _block_absmax(x: Tensor, n: int, k: int, block_n: int, block_k: int) -> Tensor:
     return x.new_empty(_grid(x.numel() // k, n, k, block_n, block_k), dtype=torch.float32)
 
@@ -231,6 +247,7 @@ def _embedding(
 FAKES: dict[str, Callable[..., Any]] = {
     "quantize": _quantize,
     "fake_quantize": _fake_quantize,
+    "round_scaled": _round_scaled,
     "block_absmax": _block_absmax,
     "encode": _encode,
     "dequantize": _dequantize,

@@ -95,8 +95,8 @@ class Compact(Layout):
 class CpuDigits(Compact):
     """Five codes of 3 values in a byte. Parts are those of `cpu_tiles`, but for `qdata`.
 
-    - qdata: uint8 (row blocks, fives of tiles, 256). Of five tiles of 2 bits, byte i has 20 codes, 4 in each tile.
-      They are the digits in base 3, five at a time, of the bytes i, 64 + i, 128 + i and 192 + i.
+    - qdata: uint8 (row blocks, fives of tiles, 256). Of five tiles of 2 bits, byte i has 20 codes, 4 in each
+      tile. They are the digits in base 3, five at a time, of the bytes i, 64 + i, 128 + i and 192 + i.
     """
 
     name = "cpu_digits"
@@ -140,10 +140,10 @@ class CpuDigits(Compact):
 class CpuTwoFour(Compact):
     """Two of every four codes of 4 or 8 bits. Parts are those of `cpu_tiles`, but for `qdata`.
 
-    - qdata: uint8 (row blocks, tiles, 96 or 160). A tile has 16 rows and 4 quads of columns. For each quad there
-      are the 16 first codes and the 16 second ones; codes of 4 bits share bytes, the first one low. Then there are
-      16 bytes for each two quads with the places of both codes, 2 bits each, the first code of the first quad
-      lowest. Codes are turned so that 0 stands for the value 0.
+    - qdata: uint8 (row blocks, tiles, 96 or 160). A tile has 16 rows and 4 quads of columns. For each quad
+      there are the 16 first codes and the 16 second ones; codes of 4 bits share bytes, the first one low. Then
+      there are 16 bytes for each two quads with the places of both codes, 2 bits each, the first code of the
+      first quad lowest. Codes are turned so that 0 stands for the value 0.
     """
 
     name = "cpu_two_four"

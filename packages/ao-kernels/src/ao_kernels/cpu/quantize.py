@@ -50,6 +50,8 @@ _SCALES = {
     "e8m0": torch.float8_e8m0fnu,
     "e4m3": torch.float8_e4m3fn,
 }
+#: what makes 0 of elements that are divided by it, and of 0 when it is multiplied by it
+_GREAT = 2.0**126
 #: the range of every piece of a row that a block of several rows has is kept for a while
 _FEWEST_COLUMNS = 8
 
@@ -113,8 +115,32 @@ def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
         return fake_quantize_reference(x, spec)
     dtype = registry.dtypes.get(spec.dtype)
     matrix, fmt = known(spec, tuple(x.shape), dtype)
-    y: Tensor = torch.ops.ao_kernels.fake_quantize(x, *fmt, *matrix, *_choice(spec, dtype))
+    if isinstance(spec.scale_dtype, Spec):
+        scale = scale_values(_nested_scale(x, spec, dtype, matrix, grid_shape(x.shape, spec.block)))
+        by = torch.where(scale == 0, _GREAT, scale)  # rounded to 0: its elements are 0
+        y: Tensor = torch.ops.ao_kernels.round_scaled(x, by, *fmt, *matrix)
+    else:
+        flipped = _flipped(x, matrix) if _rounds_columns(spec, x.dtype) else None
+        rows, by = (x, matrix) if flipped is None else (x.t(), flipped)
+        y = torch.ops.ao_kernels.fake_quantize(rows, *fmt, *by, *_choice(spec, dtype))
+        if flipped is not None:
+            return y.view(rows.shape).t()
     return y.view(x.shape)
+
+
+def _flipped(x: Tensor, matrix: Matrix) -> Matrix | None:
+    """The matrix of `x.t()`, if that is what lies in memory row by row, as the operands of gradients do."""
+    if x.dim() != 2 or x.is_contiguous() or not x.t().is_contiguous():
+        return None
+    if matrix.block_k == x.numel():
+        return matrix
+    fits = matrix.block_n == 1 and (matrix.n, matrix.k) == tuple(x.shape)
+    return Matrix(matrix.k, matrix.n, matrix.block_k, 1) if fits else None
+
+
+def _rounds_columns(spec: Spec, dtype: torch.dtype) -> bool:
+    """Whether `fake_quantize` knows blocks of one column."""
+    return spec.zero_point == "none" and dtype != torch.float16
 
 
 def _choice(spec: Spec, dtype: DType) -> tuple[float, int, torch.dtype, int]:
@@ -225,8 +251,11 @@ def zero_kind(spec: Spec, dtype: DType) -> int:
     return ("none", "int").index(spec.zero_point)
 
 
-def refuses_codes(call: Call) -> str | None:
-    """What all ops between dense values and codes need; None, or a sentence that says what is missing."""
+def refuses_codes(call: Call, *, columns: bool = False) -> str | None:
+    """What all ops between dense values and codes need; None, or a sentence that says what is missing.
+
+    With `columns`, blocks may be parts of single columns.
+    """
     if call.x_dtype not in ELEMENTS:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
     if 0 in call.weight_shape:
@@ -237,7 +266,8 @@ def refuses_codes(call: Call) -> str | None:
     if dtype.kind == "codebook":
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
     matrix = matrix_of(call.spec, call.weight_shape, dtype)
-    if matrix is None or (matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS):
+    narrow = matrix is not None and matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS
+    if matrix is None or (narrow and not (columns and matrix.block_k == 1)):
         return f"needs blocks that lie in a row or in a few of a matrix, found {call.spec.block}"
     if reason := unavailable():  # the library is asked how it encodes
         return reason
@@ -245,20 +275,19 @@ def refuses_codes(call: Call) -> str | None:
     return fmt if isinstance(fmt, str) else None
 
 
-def _refuses_quantize(call: Call) -> str | None:
+def _refuses_quantize(call: Call, *, columns: bool = False) -> str | None:
     if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero_point != "none":
         return "has no zero points beside scales that are quantized themselves"
     if registry.dtypes.get(call.spec.dtype).min > 0:
         return "gives blocks of zeros the scale 1, which needs a format that has 0"
-    return refuses_codes(call)
+    return refuses_codes(call, columns=columns)
 
 
 def _refuses_fake_quantize(call: Call) -> str | None:
-    if isinstance(call.spec.scale_dtype, Spec):
-        return "finds plain scales, and these are quantized themselves"
     if call.spec.is_static or call.spec.option("scale_rule", "absmax") != "absmax":
         return f"follows the largest magnitude, found {call.spec}"
-    return _refuses_quantize(call)
+    plain = isinstance(call.spec.scale_dtype, str)
+    return _refuses_quantize(call, columns=plain and _rounds_columns(call.spec, call.x_dtype))
 
 
 CODE_KERNELS = (

@@ -15,8 +15,8 @@ from ao_kernels.cpu.linear import DTYPES
 
 __all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "group_of", "two_four_linear"]
 
-#: rows of activations, by the bits of a code, beyond which a dense matmul with the expanded weight is faster
-MOST_ROWS = {4: 64, 8: 128, 16: 128, 32: 128}
+#: rows of activations beyond which a dense matmul with the expanded weight is faster
+MOST_ROWS = 24
 #: formats whose codes the matmul reads as they are
 READ = ("bf16", "fp16", "fp32", "int8", "int4")
 #: groups that share a scale are read in windows of so many columns
@@ -80,9 +80,10 @@ def _refuses_linear(call: Call) -> str | None:
         return f"needs a weight (N, K) that is not empty, found {call.weight_shape}"
     if call.spec.act is not None:
         return "does not quantize activations: with an expanded weight that takes less time"
-    if call.m > MOST_ROWS[dtype.bits]:
-        most = MOST_ROWS[dtype.bits]
-        return f"is for {most} rows at most, found {call.m}: an expanded weight takes less time"
+    if call.m > MOST_ROWS:
+        return (
+            f"is for {MOST_ROWS} rows at most, found {call.m}: an expanded weight takes less time"
+        )
     return _unfit_scale(call.spec, call.weight_shape, dtype)
 
 
