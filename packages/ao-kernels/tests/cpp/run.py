@@ -34,9 +34,9 @@ TARGETS = ("aarch64", "x86_64")
 NOT_HERE = 77
 #: sets that have all but some kernels from another one → the tests of those
 OWN_TESTS = {
-    "amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp",
-    "avx2_vnni": "*test_linear.cpp,*test_ends.cpp,*test_words.cpp,*test_isa.cpp",
-    "neon_dotprod": "*test_linear.cpp,*test_ends.cpp,*test_attend.cpp,*test_isa.cpp",
+    "amx": "*test_linear.cpp,*test_ends.cpp,*test_words.cpp,*test_expand.cpp,*test_isa.cpp",
+    "avx2_vnni": "*test_linear.cpp,*test_ends.cpp,*test_words.cpp,*test_expand.cpp,*test_isa.cpp",
+    "neon_dotprod": "*test_linear.cpp,*test_ends.cpp,*test_expand.cpp,*test_attend.cpp,*test_isa.cpp",
     "neon_i8mm": "*test_linear.cpp,*test_ends.cpp,*test_attend.cpp,*test_isa.cpp",
 }
 #: a set that has all but some kernels from another one → that one

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "numbers.h"
 #include "support.h"
 
 using ao::test::Threads;
@@ -164,6 +165,49 @@ TEST_CASE("codes are the nearest ones, packed, and stand for their values") {
   check(format(floats(6, 2, 3), ao::Rule::floating), 3, 70, 1, 70, 28);
   check(format(floats(8, 3, 7), ao::Rule::floating), 3, 70, 2, 35, 480);
   check(format(floats(8, 2, 15), ao::Rule::floating), 1, 20000, 1, 20000, 114688);
+  // blocks of one column, in several shares of columns
+  check(format(floats(8, 3, 7), ao::Rule::floating), 70, 300, 32, 1, 480);
+  check(format(integers(8), ao::Rule::integer), 33, 20, 33, 1, 127.5);
+  check(format(integers(4), ao::Rule::search), 33, 20, 16, 1, 7.5);
+}
+
+TEST_CASE("numbers are rounded as by a division, whatever their sizes") {
+  Threads pool(2);
+  constexpr int64_t kRows = 300, kColumns = 48;
+  const ao::Format formats[] = {format(floats(8, 3, 7), ao::Rule::floating), format(integers(8), ao::Rule::integer)};
+  for (const ao::Element type : {ao::Element::f32, ao::Element::bf16}) {
+    std::vector<float> x = ao::test::normal(kRows * kColumns, 11);
+    Bytes raw(x.size() * ao::test::size_of(type));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto row = static_cast<int>(i / kColumns);
+      x[i] = std::ldexp(x[i], row - 160) * (row % 7 ? 1.0f : std::ldexp(1.0f, static_cast<int>(i % 37) - 30));
+      if (row % 5 == 0) x[i] = std::copysign(std::ldexp(0x1.fffffep0f, row - 160), x[i]);
+      if (i % 41 == 0) x[i] = -0.0f;
+      ao::test::put(type, raw, static_cast<int64_t>(i), x[i]);
+    }
+    for (const ao::Format& f : formats) {
+      for (const auto& [block_n, block_k] : {std::pair{1, 16}, std::pair{50, 1}}) {
+        ao::Quantize q{};
+        q.blocks = ao::blocks_of(1, kRows, kColumns, block_n, block_k), q.format = f, q.x = raw.data(), q.type = type;
+        ao::set_reach(q, f.greatest + 0.5f);
+        std::vector<float> scales(static_cast<size_t>(q.blocks.bands * q.blocks.groups));
+        Bytes rounded(raw.size()), expected(raw.size()), codes(x.size());
+        q.scale = scales.data(), q.y = rounded.data();
+        ao::fake_quantize(q);
+        q.y = nullptr, q.codes = codes.data(), q.code_bits = 8, q.row_bytes = kColumns;
+        ao::quantize(q);
+        ao::Dequantize d{};
+        d.blocks = q.blocks, d.format = f, d.codes = codes.data(), d.row_bytes = kColumns, d.code_bits = 8;
+        d.scale = scales.data(), d.type = type, d.y = expected.data();
+        ao::dequantize(d);
+        CHECK(rounded == expected);
+        std::fill(rounded.begin(), rounded.end(), uint8_t{1});
+        q.y = rounded.data();
+        ao::round_scaled(q);
+        CHECK(rounded == expected);
+      }
+    }
+  }
 }
 
 TEST_CASE("a table that does not follow its rule is refused") {

@@ -61,6 +61,7 @@ TEST_CASE("columns that are thousands of times as large, beside weights of 0, co
   for (const Case& c : cases()) {
     if (c.zero != Zero::none) continue;  // of which the weights are not 0
     for (float times : {30.0f, 3000.0f, 1e6f, 1e12f}) {
+      if (c.act != Act::none && times > 30) continue;  // all other codes are the zero point then
       Call call = make_call(c);
       for (int64_t column = 5; column < c.k; column += 100) make_outliers(c, call, column, times);
       const std::string label = text(c);
