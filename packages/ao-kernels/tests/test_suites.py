@@ -19,6 +19,7 @@ ACTS = (
     Spec("f8e5m2", ROW),
 )
 NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
+E4M3 = Spec("f8e4m3", (WHOLE, WHOLE))
 SUPER = Spec("uint6", (1, 8), "float16", layout="packed")
 INTEGERS = [name for name in NAMES if registry.dtypes.get(name).kind == "int"]
 
@@ -43,6 +44,12 @@ MATMUL_SPECS = (
     *(Spec("uint4", (1, 32), SUPER, "offset", act=act) for act in ACTS),
     *(Spec(name, (1, 32), "float16", act=act) for name in INTEGERS for act in ACTS[:2]),
     *(Spec(name, (1, 32), "e8m0", act=act) for name in NAMES for act in ACTS[2:]),
+    # activations that are rounded before the matmul
+    Spec("f8e4m3", (128, 128), act=Spec("f8e4m3", (1, 128))),
+    Spec("f8e4m3", (1, 32), "e8m0", act=Spec("f8e4m3", (1, 32), "e8m0")),
+    Spec("f4e2m1", (1, 16), E4M3, act=Spec("f4e2m1", (1, 16), E4M3)),
+    Spec("int4", (1, 32), "bfloat16", act=Spec("int4", ROW)),
+    Spec("nf4", (1, 32), "bfloat16", act=ACTS[1]),
 )
 
 
@@ -82,6 +89,16 @@ class TestDynamicTiles8(Dynamic):
     layout = "cpu_tiles8"
 
 
+class TestDigits(LayoutSuite):
+    layout = "cpu_digits"
+    specs = (Spec("ternary", (WHOLE, WHOLE), "bfloat16"), Spec("ternary", (1, 32), "float32"))
+
+
+class TestTwoFour(LayoutSuite):
+    layout = "cpu_two_four"
+    specs = (Spec("int4", (1, 32), "bfloat16"), Spec("int8", ROW), Spec("f8e4m3", ROW, "bfloat16"))
+
+
 class TestLinear(KernelSuite):
     kernel = "cpu_tiles_linear"
     specs = MATMUL_SPECS
@@ -100,3 +117,19 @@ class TestGrouped(KernelSuite):
 class TestGrouped8(KernelSuite):
     kernel = "cpu_tiles8_grouped_linear"
     specs = MATMUL_SPECS
+
+
+class TestLinearOfDigits(KernelSuite):
+    kernel = "cpu_digits_as_tiles"
+    specs = tuple(Spec("ternary", (1, 32), "bfloat16", act=act) for act in (None, *ACTS))
+
+
+class TestLinearOfTwoFour(KernelSuite):
+    kernel = "cpu_two_four_as_tiles"
+    specs = (
+        Spec("int4", (1, 32), "bfloat16"),
+        Spec("f8e5m2", ROW, act=ACTS[3]),
+        Spec("f8e4m3", ROW, act=ACTS[2]),
+        *(Spec("int8", ROW, act=act) for act in (None, *ACTS)),
+        Spec("int8", ROW, act=Spec("int8", (WHOLE, WHOLE), static=True)),
+    )

@@ -287,7 +287,10 @@ _FAKE_QUANTIZE = Op(
     "fake_quantize",
     Call,
     fake_quantize_reference,
-    """What `dequantize` gives for the parts of `quantize`, in the shape and dtype of x.""",
+    """What `dequantize` gives for the parts of `quantize`, in the shape and dtype of x.
+
+    It is contiguous, or lies in memory as x does: where `x.t()` is contiguous, so may be that of the result.
+    """,
     _trials("kernel_codecs", "FAKE_QUANTIZE"),
     is_conversion=True,
 )

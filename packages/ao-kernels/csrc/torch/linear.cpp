@@ -9,7 +9,8 @@ namespace {
 Tensor stored_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
                         const Optional& zero, const Optional& offset, const Optional& offset_outer,
                         const Optional& rowsum, const Tensor& table, const Optional& bias, int64_t n, int64_t bits,
-                        int64_t group, int64_t span, int64_t kind, int64_t act, int64_t stored, int64_t fill) {
+                        int64_t group, int64_t span, int64_t kind, int64_t act, int64_t stored, int64_t fill,
+                        const Optional& act_scale, const Optional& act_zero) {
   check_x(x);
   check_range("stored", stored, 0, 2);
   check_range("fill", fill, 0, 255);
@@ -19,6 +20,7 @@ Tensor stored_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scal
   Product p;
   const QuantParamTensors affine{scale, scale_outer, zero, offset, offset_outer, span};
   p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act, how, fill);
+  if (act_scale) p.take_static(*act_scale, act_zero);
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
     check_numel("bias", *bias, n, "one per row of the weight");
@@ -35,7 +37,7 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
                  const Tensor& table, const Optional& bias, int64_t n, int64_t bits, int64_t group, int64_t span,
                  int64_t kind, int64_t act) {
   return stored_linear_op(x, qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias, n, bits,
-                          group, span, kind, act, 0, 0);
+                          group, span, kind, act, 0, 0, std::nullopt, std::nullopt);
 }
 
 Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
@@ -108,7 +110,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "stored_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? bias, int n, int bits, int group, int span, "
-      "int kind, int act, int stored, int fill) -> Tensor");
+      "int kind, int act, int stored, int fill, Tensor? act_scale, Tensor? act_zero_point) -> Tensor");
   m.def(
       "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? offs, int n, int bits, int group, int span, "

@@ -91,6 +91,21 @@ struct Product {
     if (call.act == Act::int8 || call.act == Act::uint8) check_integers(call.table, bits, call.kind, act);
   }
 
+  // A scale of all activations, and a zero point, which are calibrated.
+  void take_static(const Tensor& scale, const Optional& zero) {
+    AO_CHECK(call.act != Act::none, "act_scale: is for activations that are quantized, and act=0");
+    check_dtype("act_scale", scale, {ScalarType::Float});
+    check_numel("act_scale", scale, 1, "one for all activations");
+    call.given_scale = *static_cast<const float*>(readable("act_scale", scale).const_data_ptr());
+    AO_CHECK(call.given_scale >= 0x1p-126f && call.given_scale <= 3.40282347e38f, "act_scale: is ", call.given_scale,
+             "; must be a normal number above 0");
+    AO_CHECK(zero.has_value() == (call.act == Act::uint8), "act_zero_point: goes with act=2, and only with it");
+    if (!zero) return;
+    check_dtype("act_zero_point", *zero, {ScalarType::Byte});
+    check_numel("act_zero_point", *zero, 1, "one for all activations");
+    call.given_zero = *static_cast<const uint8_t*>(readable("act_zero_point", *zero).const_data_ptr());
+  }
+
   // x (..., k) as rows; returns them, contiguous along k.
   void read_activations(const Tensor& x, Tensor& y) {
     call.type = *element_of(x.scalar_type());

@@ -306,7 +306,8 @@ class _FakeQuantize(_Quantize):
             yield args, decode_reference(parts, case.spec, case.shape, case.dtype)
 
     def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        assert actual.is_contiguous()
+        # a matrix that lies in memory column by column may be rounded as it lies
+        assert actual.is_contiguous() or actual.t().is_contiguous()
         assert same_values(actual, expected), "the values differ from the reference"
 
     def same(self, a: Any, b: Any) -> bool:

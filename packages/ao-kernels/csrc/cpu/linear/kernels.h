@@ -21,7 +21,7 @@ static constexpr int bytes_of(Mode mode) {
     default: return 4;
   }
 }
-// How activations are quantized, per token, before the matmul.
+// How activations are quantized before the matmul: per token, or by a scale that is given.
 enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 
 // How codes are stored: as tiles, or in less memory, see expand.h. digits: 5 codes of 3 values in a byte. two_four: two of
@@ -78,6 +78,7 @@ struct Linear : QuantParams {
   Element type;
   int64_t m, x_stride, y_stride;
   Act act;
+  float given_scale, given_zero;  // of quantized activations; scale 0: they are chosen for each token
   // made by the driver
   Mode mode;
   Tiling tiling;

@@ -35,6 +35,24 @@ AO_INLINE float power_of_two(int exponent) {  // from -126 to 127
   return value;
 }
 
+// Bits of the largest magnitude of a row: as integers, infinity is above all numbers and NaN above infinity.
+static int32_t greatest_bits(Element type, const uint8_t* row, int64_t k) {
+  I magnitude = splat_int(0);
+  for (int64_t i = 0; i < k; i += 16) {
+    const int count = k - i < 16 ? static_cast<int>(k - i) : 16;
+    magnitude = max_int(magnitude, bits_of(abs(load_as(type, row + i * bytes_of(type), count))));
+  }
+  return largest(magnitude);
+}
+
+// Scale and zero point that are given. What outputs are multiplied by: the scale, or NaN where the token has an infinity
+// or a NaN, which codes would hide. A token of zeros has the zero point 128, as in `choose`.
+static float take_given(const Linear& t, const uint8_t* row, float& scale, float& zero_point) {
+  const int32_t greatest = greatest_bits(t.type, row, t.k);
+  scale = t.given_scale, zero_point = t.act == Act::uint8 && greatest == 0 ? 128.0f : t.given_zero;
+  return greatest < 0x7f800000 ? scale : __builtin_nanf("");
+}
+
 constexpr float kLeastScale = 0x1p-126f, kGreatestScale = 3.40282347e38f;
 static float clamp_scale(float v) {  // keeps a NaN
   return v < kLeastScale ? kLeastScale : v > kGreatestScale ? kGreatestScale : v;
@@ -60,16 +78,6 @@ static float choose(const Linear& t, const uint8_t* row, float& scale, float& ze
     scale = absmax == 0 ? 1.0f : clamp_scale(absmax / reach);
   }
   return infinite ? __builtin_inff() : scale;
-}
-
-// Bits of the largest magnitude of a row: as integers, infinity is above all numbers and NaN above infinity.
-static int32_t greatest_bits(Element type, const uint8_t* row, int64_t k) {
-  I magnitude = splat_int(0);
-  for (int64_t i = 0; i < k; i += 16) {
-    const int count = k - i < 16 ? static_cast<int>(k - i) : 16;
-    magnitude = max_int(magnitude, bits_of(abs(load_as(type, row + i * bytes_of(type), count))));
-  }
-  return largest(magnitude);
 }
 
 // What numbers of a row, whose greatest has these bits, are multiplied by before they are added up, infinity where
@@ -144,7 +152,8 @@ static RowPacker packer_of(const Linear& t, int64_t r) {
     t.x_scale[r] = packer.infinite ? lift : 1.0f / lift;
   } else {
     float scale;
-    t.x_scale[r] = choose(t, packer.row, scale, packer.zero_point) / unit_of(t.act);
+    const auto find = t.given_scale > 0 ? take_given : choose;
+    t.x_scale[r] = find(t, packer.row, scale, packer.zero_point) / unit_of(t.act);
     packer.scale = splat(scale);
     // Bytes are signed, and what they count from is multiplied by sums of the weights at the end. Floats hold a code
     // less its zero point, which needs no sums: these would not be of the weights as they are rounded here.

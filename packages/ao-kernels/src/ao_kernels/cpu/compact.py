@@ -18,7 +18,7 @@ from ao_core.ext.numerics import pack_bits, unpack_bits
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import SIDE, grid_of
 from ao_kernels.cpu.library import unavailable, want_alone
-from ao_kernels.cpu.linear import describe, linear_by, matmul_arguments, refuses
+from ao_kernels.cpu.linear import describe, linear_by, refuses, stored_matmul
 from ao_kernels.cpu.tiles import LAYOUTS, CpuTiles
 
 __all__ = ["COMPACT_KERNELS", "COMPACT_LAYOUTS", "CpuDigits", "CpuTwoFour"]
@@ -141,9 +141,9 @@ class CpuTwoFour(Compact):
     """Two of every four codes of 4 or 8 bits. Parts are those of `cpu_tiles`, but for `qdata`.
 
     - qdata: uint8 (row blocks, tiles, 96 or 160). A tile has 16 rows and 4 quads of columns. For each quad
-      there are the 16 first codes and the 16 second ones; codes of 4 bits share bytes, the first one low. Then
-      there are 16 bytes for each two quads with the places of both codes, 2 bits each, the first code of the
-      first quad lowest. Codes are turned so that 0 stands for the value 0.
+      there are the 16 first codes and the 16 second ones; codes of 4 bits share bytes, the first one low.
+      Then there are 16 bytes for each two quads with the places of both codes, 2 bits each, the first code of
+      the first quad lowest. Codes are turned so that 0 stands for the value 0.
     """
 
     name = "cpu_two_four"
@@ -228,23 +228,15 @@ def _by_rows(tiles: Tensor, n: int, columns: int) -> Tensor:
     return tiles.flatten(2).flatten(0, 1)[:n, :columns].contiguous()
 
 
-def _stored_linear(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """The matmul with one weight."""
-    op = torch.ops.ao_kernels.stored_linear.default
+def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     layout = w.layout_record
     assert isinstance(layout, Compact)
-    (*weight, table), numbers = matmul_arguments(w)
-    how = (layout.stored, layout.fill(w.format))
-
-    def matmul(x: Tensor, bias: Tensor | None) -> Tensor:
-        return op(x, *weight, table, bias, *numbers, *how)  # type: ignore[no-any-return]
-
-    return matmul
+    return stored_matmul(w, layout.stored, layout.fill(w.format))
 
 
 def compact_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """One call into C++."""
-    return linear_by(_stored_linear, x, w, bias)
+    return linear_by(_matmul, x, w, bias)
 
 
 def _describe(call: Call) -> str:

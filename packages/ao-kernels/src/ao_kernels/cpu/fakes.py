@@ -54,6 +54,8 @@ def _stored_linear(
     act: int,
     stored: int,
     fill: int,
+    act_scale: Tensor | None,
+    act_zero_point: Tensor | None,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 

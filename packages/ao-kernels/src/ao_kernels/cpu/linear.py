@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
 from ao_core.ext import registry
-from ao_core.ext.kernels import rounded_activations
+from ao_core.ext.kernels import rounded_activations, static_qparams
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, unavailable, want_alone
@@ -22,6 +22,7 @@ __all__ = [
     "matmul_arguments",
     "refuses",
     "rounds_before",
+    "stored_matmul",
     "tiles_linear",
 ]
 
@@ -48,8 +49,22 @@ def rounds_before(w: QTensor) -> bool:
     return w.spec.act is not None and not act_code(w.spec.act, w.format)
 
 
+def stored_matmul(w: QTensor, stored: int, fill: int) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The matmul with one weight, whose codes may not be stored as tiles, see `compact`."""
+    op = torch.ops.ao_kernels.stored_linear.default
+    (*weight, table), numbers = matmul_arguments(w)
+    act = static_qparams(w) if numbers[-1] else (None, None)
+
+    def matmul(x: Tensor, bias: Tensor | None) -> Tensor:
+        return op(x, *weight, table, bias, *numbers, stored, fill, *act)  # type: ignore[no-any-return]
+
+    return matmul
+
+
 def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The matmul with one weight. Parts of a weight are written to, but never replaced."""
+    if w.spec.act is not None and w.spec.act.is_static:
+        return stored_matmul(w, 0, 0)
     op = torch.ops.ao_kernels.linear.default
     (*weight, table), numbers = matmul_arguments(w)
     qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum = weight

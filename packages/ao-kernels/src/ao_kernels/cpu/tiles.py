@@ -45,8 +45,10 @@ def act_code(act: Spec | None, dtype: DType) -> int:
 
     0: activations are not quantized, or before the matmul, which takes them as they are then.
     """
-    per_token = act is not None and act.block in ((1, WHOLE), (WHOLE,))
-    if act is None or not per_token or act.is_static or act.scale_dtype != "float32":
+    if act is None or act.scale_dtype != "float32":
+        return 0
+    alike = (WHOLE, WHOLE) if act.static else (1, WHOLE)
+    if act.block not in (alike, (WHOLE,)):
         return 0
     code = _ACTS.get((act.dtype, act.zero_point), 0)
     # integers are multiplied by integers only
@@ -87,6 +89,8 @@ class CpuTiles(Layout):
             return f"holds codes of {wanted}, and {dtype.name} has {dtype.bits}"
         if dtype.kind == "codebook":
             return f"has one table for all, and {dtype.name} one for each block"
+        if spec.act is not None and spec.act.is_static and len(shape) == 3:
+            return "has no static scales of the activations of each expert"
         if len(shape) not in (2, 3) or 0 in shape:
             return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
         grid = grid_of(spec, shape)
