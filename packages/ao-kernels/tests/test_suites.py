@@ -44,7 +44,9 @@ MATMUL_SPECS = (
     *(Spec("uint4", (1, 32), SUPER, "offset", act=act) for act in ACTS),
     *(Spec(name, (1, 32), "float16", act=act) for name in INTEGERS for act in ACTS[:2]),
     *(Spec(name, (1, 32), "e8m0", act=act) for name in NAMES for act in ACTS[2:]),
-    # activations that are rounded before the matmul
+)
+#: activations that are rounded before the matmul
+ROUNDED_SPECS = (
     Spec("f8e4m3", (128, 128), act=Spec("f8e4m3", (1, 128))),
     Spec("f8e4m3", (1, 32), "e8m0", act=Spec("f8e4m3", (1, 32), "e8m0")),
     Spec("f4e2m1", (1, 16), E4M3, act=Spec("f4e2m1", (1, 16), E4M3)),
@@ -101,22 +103,22 @@ class TestTwoFour(LayoutSuite):
 
 class TestLinear(KernelSuite):
     kernel = "cpu_tiles_linear"
-    specs = MATMUL_SPECS
+    specs = (*MATMUL_SPECS, *ROUNDED_SPECS)
 
 
 class TestLinear8(KernelSuite):
     kernel = "cpu_tiles8_linear"
-    specs = MATMUL_SPECS
+    specs = (*MATMUL_SPECS, *ROUNDED_SPECS)
 
 
 class TestGrouped(KernelSuite):
     kernel = "cpu_tiles_grouped_linear"
-    specs = MATMUL_SPECS
+    specs = (*MATMUL_SPECS, *ROUNDED_SPECS)
 
 
 class TestGrouped8(KernelSuite):
     kernel = "cpu_tiles8_grouped_linear"
-    specs = MATMUL_SPECS
+    specs = (*MATMUL_SPECS, *ROUNDED_SPECS)
 
 
 class TestLinearOfDigits(KernelSuite):

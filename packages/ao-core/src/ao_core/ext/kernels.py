@@ -44,7 +44,7 @@ from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.nibbles import upper_nibbles
-from ao_core.tensor.rounded import rounded_activations, rounded_of_experts
+from ao_core.tensor.rounded import rounded_activations
 from ao_core.tensor.scaled import quantize_scaled_reference
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall, encode_tokens, write_tail
@@ -112,7 +112,6 @@ __all__ = [
     "quantize_scaled_reference",
     "quantized_activations",
     "rounded_activations",
-    "rounded_of_experts",
     "run",
     "scale_values",
     "select",
