@@ -47,7 +47,7 @@ def _shares_scales(weight: QTensor) -> bool:
 def _is_uncut(weight: QTensor, name: str) -> bool:
     """Whether a slice goes through blocks, or through codes that share a byte."""
     rows = weight.spec.block[0] > 1 and "rows" in name  # 128 of them
-    return rows or (weight.spec.layout == "digits" and name != "rows")
+    return rows or (weight.canonical().spec.layout == "digits" and name != "rows")
 
 
 @pytest.mark.parametrize("canonical", [True, False], ids=["canonical", "of kernels"])
