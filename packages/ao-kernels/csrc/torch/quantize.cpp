@@ -199,6 +199,27 @@ Tensor dequantize_op(const Tensor& codes, const Tensor& scale, const std::option
   return y;
 }
 
+Tensor decode_codebooks_op(const Tensor& codes, const Tensor& codebooks, int64_t bits, int64_t n, int64_t k,
+                           int64_t block_n, int64_t block_k, bool packed, ScalarType dtype) {
+  check_range("bits", bits, 1, 8);
+  Dequantize d{};
+  d.type = element_of("dtype", dtype), d.codebooks = true, d.format.bits = static_cast<int32_t>(bits);
+  check_dtype("codes", codes, {ScalarType::Byte});
+  check_sizes(n, k);
+  d.code_bits = packed ? d.format.bits : 8;
+  d.row_bytes = packed_size(k, d.code_bits);
+  d.blocks = read_blocks(rows_of("codes", codes, d.row_bytes), n, k, block_n, block_k);
+  const Blocks& b = d.blocks;
+  check_numel("codebooks", codebooks, (b.matrices * b.bands * b.groups) << bits, "one per code of every block");
+  d.scale_type = scale_of("codebooks", codebooks);
+  const Tensor kept = readable("codes", codes), values = readable("codebooks", codebooks);
+  d.codes = static_cast<const uint8_t*>(kept.const_data_ptr()), d.scale = values.const_data_ptr();
+  Tensor y = make({b.matrices * b.n, k}, dtype);
+  d.y = y.mutable_data_ptr();
+  dequantize(d);
+  return y;
+}
+
 Tensor error_sums_op(const Tensor& x, const Tensor& codes, const Tensor& scale,
                      const std::optional<Tensor>& zero, const Tensor& table, int64_t n, int64_t k,
                      int64_t block_n, int64_t block_k, bool packed, ScalarType dtype,
@@ -288,6 +309,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
       "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, Tensor table, int n, int k, int block_n, "
       "int block_k, bool packed, ScalarType dtype) -> Tensor");
   m.def(
+      "decode_codebooks(Tensor codes, Tensor codebooks, int bits, int n, int k, int block_n, int block_k, bool packed, "
+      "ScalarType dtype) -> Tensor");
+  m.def(
       "error_sums(Tensor x, Tensor codes, Tensor scale, Tensor? zero_point, Tensor table, int n, int k, "
       "int block_n, int block_k, bool packed, ScalarType dtype, int step) -> Tensor");
   m.def("quantize_rows(Tensor x, int act) -> (Tensor, Tensor, Tensor)");
@@ -300,6 +324,7 @@ STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("block_absmax", TORCH_BOX(&ao::block_absmax_op));
   m.impl("encode", TORCH_BOX(&ao::encode_op));
   m.impl("dequantize", TORCH_BOX(&ao::dequantize_op));
+  m.impl("decode_codebooks", TORCH_BOX(&ao::decode_codebooks_op));
   m.impl("error_sums", TORCH_BOX(&ao::error_sums_op));
   m.impl("quantize_rows", TORCH_BOX(&ao::quantize_rows_op));
 }

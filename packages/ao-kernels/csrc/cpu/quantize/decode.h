@@ -12,6 +12,22 @@ static inline void decode_values(const Format& f, const uint8_t* codes, int64_t 
   for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>((codes[i] ^ top) - top);
 }
 
+// Values of codes by the codebook of their block: at most kPiece elements of a row from `begin` on.
+static inline void decode_by_codebooks(const Dequantize& d, int64_t row, int64_t begin, int64_t end,
+                                       const uint8_t* codes, float* out) {
+  const Blocks& b = d.blocks;
+  const int bits = d.format.bits, size = 1 << bits;
+  const int64_t first = scale_row(b, row);
+  alignas(64) float table[256] = {};
+  for (int64_t i = begin; i < end;) {
+    const int64_t group = i / b.block_k, place = (first + group) * size;
+    const int64_t stop = (group + 1) * b.block_k < end ? (group + 1) * b.block_k : end;
+    for (int c = 0; c < size; ++c) table[c] = load_scale(d.scale, d.scale_type, place + c);
+    look_up(table, bits, codes + (i - begin), stop - i, out + (i - begin));
+    i = stop;
+  }
+}
+
 // (value - zero) * scale of elements [begin, end) of a row, at most kPiece.
 static inline void decode_piece(const Dequantize& d, int64_t row, int64_t begin, int64_t end,
                                 float* out) {
@@ -19,6 +35,7 @@ static inline void decode_piece(const Dequantize& d, int64_t row, int64_t begin,
   const Blocks& b = d.blocks;
   const Format& f = d.format;
   unpack_codes(d.codes + row * d.row_bytes, d.row_bytes, begin, end - begin, d.code_bits, codes);
+  if (d.codebooks) return decode_by_codebooks(d, row, begin, end, codes, out);
   decode_values(f, codes, end - begin, out);
   const int64_t scales = scale_row(b, row);
   for (int64_t i = begin; i < end;) {

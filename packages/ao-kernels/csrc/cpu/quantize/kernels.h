@@ -97,10 +97,11 @@ struct Dequantize {
   const uint8_t* codes;
   int64_t row_bytes;
   int32_t code_bits;
-  const void* scale;
+  const void* scale;  // or, of codebooks, the values of the codes of every block, one after the other
   const void* zero;
   Scale scale_type;
   Zero zero_type;
+  bool codebooks;
   void* y;
   Element type;
   // items of `decode`: (row, chunk of kChunk elements)

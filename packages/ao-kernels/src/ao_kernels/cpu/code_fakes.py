@@ -123,6 +123,21 @@ def _dequantize(
     return codes.new_empty((codes.numel() // packed_size(k, bits), k), dtype=dtype)
 
 
+def _decode_codebooks(
+    codes: Tensor,
+    codebooks: Tensor,
+    bits: int,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    packed: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    size = packed_size(k, bits if packed else 8)
+    return codes.new_empty((codes.numel() // size, k), dtype=dtype)
+
+
 def _error_sums(
     x: Tensor,
     codes: Tensor,
@@ -251,6 +266,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "block_absmax": _block_absmax,
     "encode": _encode,
     "dequantize": _dequantize,
+    "decode_codebooks": _decode_codebooks,
     "error_sums": _error_sums,
     "quantize_rows": _quantize_rows,
     "scale_sums": _scale_sums,

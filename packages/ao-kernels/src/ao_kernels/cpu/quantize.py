@@ -165,9 +165,15 @@ def quantize_scaled(x: Tensor, scale: Tensor, zero_point: Tensor | None, spec: S
 
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Dense values of `shape`, bit for bit those of `decode_reference`."""
-    foreign = has_foreign_zeros(parts, spec, registry.dtypes.get(spec.dtype))
-    if may_be_compiled(parts["qdata"]) or foreign:
+    fmt = registry.dtypes.get(spec.dtype)
+    if may_be_compiled(parts["qdata"]) or has_foreign_zeros(parts, spec, fmt):
         return decode_reference(parts, spec, shape, dtype)
+    if fmt.kind == "codebook":
+        matrix, packed = _matrix_of(spec, shape, fmt), _code_bits(spec, fmt) < 8
+        where = (fmt.bits, *matrix, packed, dtype)
+        codes = parts["qdata"].view(torch.uint8)
+        values: Tensor = torch.ops.ao_kernels.decode_codebooks(codes, parts["scale"], *where)
+        return values.view(shape)
     dense: Tensor = torch.ops.ao_kernels.dequantize(*_coded(parts, spec, shape), dtype)
     return dense.view(shape)
 
@@ -209,10 +215,15 @@ def _nested_scale(
 
 def known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Matrix, Format]:
     """The matrices and the format of a call that `refuses_codes` has accepted."""
-    matrix, fmt = matrix_of(spec, shape, dtype), format_of(dtype)
+    fmt = format_of(dtype)
+    assert isinstance(fmt, Format)  # the kernel has accepted the call
+    return _matrix_of(spec, shape, dtype), fmt
+
+
+def _matrix_of(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Matrix:
+    matrix = matrix_of(spec, shape, dtype)
     assert matrix is not None  # the kernel has accepted the call
-    assert isinstance(fmt, Format)
-    return matrix, fmt
+    return matrix
 
 
 def _code_bits(spec: Spec, dtype: DType) -> int:
@@ -251,10 +262,10 @@ def zero_kind(spec: Spec, dtype: DType) -> int:
     return ("none", "int").index(spec.zero_point)
 
 
-def refuses_codes(call: Call, *, columns: bool = False) -> str | None:
+def refuses_codes(call: Call, *, columns: bool = False, codebooks: bool = False) -> str | None:
     """What all ops between dense values and codes need; None, or a sentence that says what is missing.
 
-    With `columns`, blocks may be parts of single columns.
+    With `columns`, blocks may be parts of single columns; with `codebooks`, values may be learned.
     """
     if call.x_dtype not in ELEMENTS:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
@@ -263,16 +274,21 @@ def refuses_codes(call: Call, *, columns: bool = False) -> str | None:
     if call.spec.zero_point == "offset":
         return "takes zero points off before scaling, and this format has offsets"
     dtype = registry.dtypes.get(call.spec.dtype)
-    if dtype.kind == "codebook":
+    if dtype.kind == "codebook" and not codebooks:
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
     matrix = matrix_of(call.spec, call.weight_shape, dtype)
     narrow = matrix is not None and matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS
     if matrix is None or (narrow and not (columns and matrix.block_k == 1)):
         return f"needs blocks that lie in a row or in a few of a matrix, found {call.spec.block}"
-    if reason := unavailable():  # the library is asked how it encodes
+    reason = unavailable()  # the library is asked how it encodes
+    if reason is not None or dtype.kind == "codebook":
         return reason
     fmt = format_of(dtype)
     return fmt if isinstance(fmt, str) else None
+
+
+def _refuses_dequantize(call: Call) -> str | None:
+    return refuses_codes(call, codebooks=True)
 
 
 def _refuses_quantize(call: Call, *, columns: bool = False) -> str | None:
@@ -296,7 +312,7 @@ CODE_KERNELS = (
         for op, fn, refuses in (
             ("quantize", quantize, _refuses_quantize),
             ("quantize_scaled", quantize_scaled, refuses_codes),
-            ("dequantize", dequantize, refuses_codes),
+            ("dequantize", dequantize, _refuses_dequantize),
             ("error_sums", error_sums, refuses_codes),
         )
         for layout in ("plain", "packed", "flat")
