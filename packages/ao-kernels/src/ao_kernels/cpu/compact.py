@@ -119,7 +119,7 @@ class CpuDigits(Compact):
         codes = torch.stack([bytes_ >> 2 * j & 3 for j in range(4)], -2).flatten(-3, -2)
         codes = F.pad(codes, (0, 0, 0, -codes.shape[-2] % (4 * _DIGITS)))
         digits = codes.unflatten(-2, (-1, 4, _DIGITS)).unbind(-2)
-        packed = digits[-1]
+        packed: Tensor = digits[-1]
         for digit in reversed(digits[:-1]):
             packed = packed * 3 + digit
         return packed.flatten(-2).contiguous()
@@ -131,7 +131,7 @@ class CpuDigits(Compact):
             digits.append(rest % 3)
             rest = rest // 3
         codes = torch.stack(digits, -2).flatten(-4, -2).unflatten(-2, (-1, 4))
-        packed = codes[..., 0, :]
+        packed: Tensor = codes[..., 0, :]
         for j in range(1, 4):
             packed = packed | codes[..., j, :] << 2 * j
         return packed[..., : -(-shape[-1] // SIDE), :] ^ self.fill(dtype)
@@ -219,8 +219,8 @@ class CpuTwoFour(Compact):
 def _by_tiles(rows: Tensor, columns: int, padding: int) -> Tensor:
     """(N, G) as (row blocks, tiles, 16, columns), with `padding`."""
     pad = (0, -rows.shape[1] % columns, 0, -rows.shape[0] % SIDE)
-    padded = F.pad(rows, pad, value=padding)
-    return padded.unflatten(0, (-1, SIDE)).unflatten(-1, (-1, columns)).transpose(1, 2)
+    tiles: Tensor = F.pad(rows, pad, value=padding).unflatten(0, (-1, SIDE))
+    return tiles.unflatten(-1, (-1, columns)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def _by_rows(tiles: Tensor, n: int, columns: int) -> Tensor:

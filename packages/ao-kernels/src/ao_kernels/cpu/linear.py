@@ -96,12 +96,12 @@ def linear_by(
         found = w._bound[_KEY] = make(w), rounds_before(w)
     matmul, rounds = found
     if not rounds:
-        return matmul(x, bias)  # type: ignore[no-any-return]
+        return matmul(x, bias)
     if x.dtype != torch.float16:
-        return matmul(rounded_activations(x, w), bias)  # type: ignore[no-any-return]
+        return matmul(rounded_activations(x, w), bias)
     # as the reference: codes of numbers near the greatest float16 stand for greater ones
     wide = None if bias is None else bias.float()
-    return matmul(rounded_activations(x.float(), w), wide).half()  # type: ignore[no-any-return]
+    return matmul(rounded_activations(x.float(), w), wide).half()
 
 
 def refuses(shape: str) -> Callable[[Call], str | None]:

@@ -121,8 +121,8 @@ def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
         y: Tensor = torch.ops.ao_kernels.round_scaled(x, by, *fmt, *matrix)
     else:
         flipped = _flipped(x, matrix) if _rounds_columns(spec, x.dtype) else None
-        rows, by = (x, matrix) if flipped is None else (x.t(), flipped)
-        y = torch.ops.ao_kernels.fake_quantize(rows, *fmt, *by, *_choice(spec, dtype))
+        rows, seen = (x, matrix) if flipped is None else (x.t(), flipped)
+        y = torch.ops.ao_kernels.fake_quantize(rows, *fmt, *seen, *_choice(spec, dtype))
         if flipped is not None:
             return y.view(rows.shape).t()
     return y.view(x.shape)
