@@ -82,7 +82,7 @@ def test_gguf(tmp_path: Path) -> None:
 def test_static(tmp_path: Path) -> None:
     found = rows(STATIC, tmp_path, "--rounds=1")
     assert {row["layer"] for row in found} == {"dense", "static", "dynamic", "dynamic, plain"}
-    assert {row["kernel"] for row in found if row["layer"] == "static"} == {"int_mm"}
+    assert {row["kernel"] for row in found if row["layer"] == "static"} == {"cpu_tiles8_linear"}
     assert all(row["µs"] > 0 for row in found)
 
 
