@@ -64,10 +64,20 @@ static inline void store_number(uint16_t* y, float v) {
 }
 static inline void store_number(float* y, float v) { *y = v; }
 
-// Elements with scale(i) and inverse(i).
-template <bool kIntegers, bool kPower, class Number, class S, class V>
-static inline void round_elements(const Rounder& rounder, const Number* x, int64_t count, const S& scale,
-                                  const V& inverse, Number* y) {
+// Of element i: the same for all, or one for each.
+struct Same {
+  float value;
+  inline float operator()(int64_t) const { return value; }
+};
+struct Each {
+  const float* values;
+  inline float operator()(int64_t i) const { return values[i]; }
+};
+
+// Elements with scale(i) and inverse(i). One copy of each loop, whoever calls it.
+template <bool kIntegers, bool kPower, class Number, class Factor>
+__attribute__((noinline)) static void round_elements(const Rounder& rounder, const Number* x, int64_t count,
+                                                     Factor scale, Factor inverse, Number* y) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t bits = load_bits(x + i), sign = bits & 0x80000000;
     const float magnitude = quotient<kPower>(as_float(bits ^ sign), scale(i), inverse(i));
@@ -78,15 +88,16 @@ static inline void round_elements(const Rounder& rounder, const Number* x, int64
   }
 }
 
-// f(power, integers), constants, of a format and its scales.
+// Whether scales are taken for powers of two: those of floats, which MX formats are.
+static inline bool takes_powers(const Quantize& q) {
+  return q.scale_type == Scale::e8m0 && q.format.rule == Rule::floating;
+}
+
+// f(integers, powers), constants, of a format and its scales.
 template <class F>
 static inline void for_rule(const Quantize& q, const F& f) {
-  const bool integers = q.format.rule == Rule::integer, power = q.scale_type == Scale::e8m0;
-  if (integers) {
-    power ? f.template operator()<true, true>() : f.template operator()<true, false>();
-  } else {
-    power ? f.template operator()<false, true>() : f.template operator()<false, false>();
-  }
+  if (q.format.rule == Rule::integer) return f.template operator()<true, false>();
+  takes_powers(q) ? f.template operator()<false, true>() : f.template operator()<false, false>();
 }
 
 static inline bool rounds_in_one_loop(const Quantize& q) {
@@ -110,8 +121,7 @@ static inline void round_groups_as(const Quantize& q, int64_t row, int64_t begin
     const float scale = affine(group).scale;
     if (kPower ? is_finite(scale) : has_inverse(scale)) {
       const float inverse = 1.0f / scale;
-      round_elements<kIntegers, kPower>(rounder, x + i, stop - i, [scale](int64_t) { return scale; },
-                                        [inverse](int64_t) { return inverse; }, y + i);
+      round_elements<kIntegers, kPower>(rounder, x + i, stop - i, Same{scale}, Same{inverse}, y + i);
     } else {
       round_run(q, row, i, stop, affine);
     }
@@ -178,7 +188,7 @@ static inline void round_band(const Quantize& q, int64_t band, int64_t begin, in
   bool usual = rounds_in_one_loop(q);
   for (int64_t i = 0; i < count; ++i) {
     scale[i] = choose(q, {0, static_cast<int32_t>(greatest[i])}, band * b.groups + begin + i).scale;
-    usual = usual && (q.scale_type == Scale::e8m0 ? is_finite(scale[i]) : has_inverse(scale[i]));
+    usual = usual && (takes_powers(q) ? is_finite(scale[i]) : has_inverse(scale[i]));
     inverse[i] = 1.0f / scale[i];
   }
   const Rounder rounder(q.format);
@@ -190,8 +200,7 @@ static inline void round_band(const Quantize& q, int64_t band, int64_t begin, in
     const auto* x = static_cast<const Number*>(q.x) + row * b.k + begin;
     auto* y = static_cast<Number*>(q.y) + row * b.k + begin;
     for_rule(q, [&]<bool kIntegers, bool kPower>() {
-      round_elements<kIntegers, kPower>(rounder, x, count, [&](int64_t i) { return scale[i]; },
-                                        [&](int64_t i) { return inverse[i]; }, y);
+      round_elements<kIntegers, kPower>(rounder, x, count, Each{scale}, Each{inverse}, y);
     });
   }
 }
