@@ -204,6 +204,25 @@ TEST_CASE("as many rows as tile registers are for") {
   check({.m = 260, .n = 70, .k = 3200, .group = 128, .act = Act::int8});
 }
 
+TEST_CASE("scales of groups, applied to sums of products of several bfloat16 numbers") {
+  // an odd number of blocks of rows and of N, registers that are half full, steps of several panels, a last group that is
+  // short; small groups take as many rows to pay
+  for (int64_t group : {16, 32, 48, 80, 600}) {
+    for (Zero zero : {Zero::none, Zero::u8, Zero::bf16, Zero::scaled}) {
+      for (Element type : {Element::f32, Element::f16}) {
+        const int64_t m = group == 16 && type == Element::f32 ? 201 : 40;
+        check({.bits = 5, .m = m, .n = 40, .k = 1300, .group = group, .type = type, .zero = zero, .bias = true});
+      }
+    }
+  }
+  for (Act act : {Act::none, Act::e4m3}) {
+    for (Scale scale : {Scale::f16, Scale::e8m0}) {
+      check({.bits = 6, .kind = Kind::exact, .m = 33, .n = 50, .k = 700, .act = act, .scale = scale});
+      check({.bits = 8, .kind = Kind::symmetric, .m = 33, .n = 50, .k = 700, .group = 128, .act = act, .scale = scale});
+    }
+  }
+}
+
 TEST_CASE("more rows than are packed at a time") {
   for (Act act : {Act::none, Act::uint8}) check({.m = 500, .n = 20, .k = 40, .act = act});
 }

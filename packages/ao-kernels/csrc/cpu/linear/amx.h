@@ -48,6 +48,22 @@ static int64_t least_rows(const Linear& t) {
   }
 }
 
+// Whether codes are multiplied as they are, and their sums by scales: those of groups where a weight with its scale is
+// more than one number, and that takes less time, as measured.
+static bool multiplies_codes(const Linear& t) {
+  if (t.kind == Kind::table) return false;
+  if (t.groups == 1) return t.type != Element::bf16 || t.zero_type == Zero::none;
+  const int64_t group_tiles = (t.group + 15) / 16;
+  if (t.type == Element::f16) return group_tiles >= 4 || t.m < 48;
+  return t.type == Element::f32 && (group_tiles > 1 || t.m >= 192);
+}
+
+// Tiles of the layout in a register of at most so many, which does not cross groups.
+static int depth_of(const Linear& t, int most) {
+  const int64_t group_tiles = t.groups == 1 ? most : (t.group + 15) / 16;
+  return group_tiles % most == 0 ? most : group_tiles % 2 == 0 ? 2 : 1;
+}
+
 static bool plan_tiles(Linear& t) {
   const bool bytes = t.act == Act::int8 || t.act == Act::uint8;
   const int64_t group_tiles = (t.group + 15) / 16;
@@ -55,7 +71,7 @@ static bool plan_tiles(Linear& t) {
   if (bytes && (t.groups == 1 || group_tiles >= least_group_tiles(t.type))) {
     t.mode = Mode::int8;
     // registers do not cross groups
-    t.tiling = {t.groups == 1 || group_tiles % 4 == 0 ? 4 : group_tiles % 2 == 0 ? 2 : 1, 1, 0};
+    t.tiling = {depth_of(t, 4), 1, 0};
     return t.m >= least_rows(t);
   }
   if (bytes && t.type != Element::bf16) return false;  // small groups cost less as bfloat16, where that will do
@@ -64,16 +80,14 @@ static bool plan_tiles(Linear& t) {
   int parts = t.type == Element::bf16 ? 1 : t.type == Element::f16 ? 2 : 3;
   // decoding takes the time
   if (t.type == Element::bf16 && !bytes && t.act != Act::none && t.m < kRoundedRows) parts = 2;
-  const bool exact = t.kind != Kind::table && t.groups == 1 && t.zero_type == Zero::none;
-  t.tiling = {2, t.act == Act::none ? parts : 1, exact ? 0 : parts};
+  const bool exact = multiplies_codes(t);
+  t.tiling = {exact ? depth_of(t, 2) : 2, t.act == Act::none ? parts : 1, exact ? 0 : parts};
   // a part of infinity that is 0 would make NaN of it
   const bool finite = (t.tiling.x_parts == 1 && t.tiling.w_parts <= 1) || !has_infinity(t);
   return finite && products_of(t.tiling) <= kGreatestProducts && t.m >= least_rows(t);
 }
 
 static int parts_of(const Linear& t) { return t.tiling.w_parts < 1 ? 1 : t.tiling.w_parts; }
-// Are groups of bytes scaled one by one?
-static bool is_grouped(const Linear& t) { return t.mode == Mode::int8 && t.groups > 1; }
 // Bytes of a tile of the layout, decoded.
 static int64_t tile_bytes_of(const Linear& t) { return 256 * bytes_of(t.mode); }
 
@@ -132,14 +146,15 @@ static void finish(const Linear& t, const float* scales, const float* zero_terms
   const bool zeros = t.zero_type != Zero::none;
   const F scale = load(scales), zero_term = zeros ? load(zero_terms) : zero();
   for (int64_t r = 0; r < t.m; ++r, sums += kPanelBlocks * 16) {
-    if (t.mode == Mode::pairs) {
-      store(sums, mul(load(sums), scale));
-    } else if (zeros) {
+    const I whole = load_vector(sums);
+    if (zeros) {
       const F x_sum = splat(static_cast<const float*>(t.x_sums)[r]);
-      store(sums, fma(zero_term, x_sum, mul(to_float(load_vector(sums)), scale)));
+      store(sums, fma(zero_term, x_sum, mul(t.mode == Mode::pairs ? load(sums) : to_float(whole), scale)));
+    } else if (t.mode == Mode::pairs) {
+      store(sums, mul(load(sums), scale));
     } else {
       const I start = splat_int(static_cast<const int32_t*>(t.x_sums)[r]);
-      store(sums, mul(to_float(add(load_vector(sums), start)), scale));
+      store(sums, mul(to_float(add(whole, start)), scale));
     }
   }
 }
@@ -167,24 +182,30 @@ struct Task {
   }
 };
 
-// All rows times the weights in the panel, `count` tiles from `tile` on, which are of the unit of N blocks that begins
-// with `n_block` of those at hand. `prefetch`: codes of the next product.
-template <bool kBytes>
-static void multiply_panel(const Task& task, int64_t n_block, int64_t tile, int64_t count, const uint8_t* prefetch) {
+// All rows times the weights in the panel, `count` tiles from `tile` on.
+static TilePart tile_part(const Task& task, int64_t tile, int64_t count) {
   const Linear& t = task.t;
-  const int64_t depth = t.tiling.depth, row_pairs = (t.row_blocks + 1) / 2;
+  const int64_t depth = t.tiling.depth;
   TilePart part{};
   part.line = tile_line(t), part.x_step = kTileRows * part.line, part.w_step = depth * tile_bytes_of(t);
   part.x_part = tile_steps(t) * part.x_step, part.x_block = kTileRows * tile_row_bytes(t);
   part.x_parts = t.tiling.x_parts, part.w_parts = parts_of(t);
   part.w_part = panel_tiles_of(t) * tile_bytes_of(t), part.w_block = part.w_parts * part.w_part, part.w = task.panel;
+  part.x = t.x_packed + tile / depth * part.x_step;
   part.steps = (count + depth - 1) / depth, part.starts = tile == 0;
+  return part;
+}
+
+// The panel is of the unit of N blocks that begins with `n_block` of those at hand. `prefetch`: codes of the next product.
+template <bool kBytes>
+static void multiply_panel(const Task& task, int64_t n_block, int64_t tile, int64_t count, const uint8_t* prefetch) {
+  const Linear& t = task.t;
+  TilePart part = tile_part(task, tile, count);
   // a part of the codes with every register, so that memory is never idle
-  const int64_t lines = (count * task.d.tile_bytes + 63) / 64, registers = part.steps * row_pairs;
+  const int64_t lines = (count * task.d.tile_bytes + 63) / 64, registers = part.steps * ((t.row_blocks + 1) / 2);
   part.prefetch_lines = (lines + registers - 1) / registers, part.prefetch_stride = t.tiles * task.d.tile_bytes;
   float* out = task.sums + n_block / kPanelBlocks * task.unit_sums;
-  for (int64_t b = 0; b < t.row_blocks; b += 2, out += 2 * kTileRows * kPanelBlocks * 16) {
-    part.x = t.x_packed + b * part.x_block + tile / depth * part.x_step;
+  for (int64_t b = 0; b < t.row_blocks; b += 2, part.x += 2 * part.x_block, out += 2 * kTileRows * kPanelBlocks * 16) {
     part.prefetch = prefetch + b / 2 * part.steps * part.prefetch_lines * 64;
     if (b + 1 < t.row_blocks) {
       multiply_tiles<kBytes, 2>(part, out);
@@ -194,24 +215,33 @@ static void multiply_panel(const Task& task, int64_t n_block, int64_t tile, int6
   }
 }
 
-// The same of bytes that have scales for groups of columns: steps from `place` on.
+// The same with scales of groups of columns: steps from `first` on.
 static void multiply_grouped_panel(const Task& task, int64_t n_block, int64_t n_blocks, int64_t tile, int64_t first,
                                    int64_t steps) {
   const Linear& t = task.t;
-  const int64_t depth = t.tiling.depth, x_block = kTileRows * tile_row_bytes(t);
+  const bool bytes = t.mode == Mode::int8, zeros = t.zero_type != Zero::none;
+  TilePart tiles = tile_part(task, tile, 0);
   GroupedPart part{};
-  part.line = tile_line(t), part.x_step = kTileRows * part.line, part.w_step = depth * 256, part.depth = depth;
+  part.line = tiles.line, part.x_step = tiles.x_step, part.w_step = tiles.w_step, part.depth = t.tiling.depth;
   part.steps = t.steps + first, part.step_count = steps, part.x_sums_stride = t.row_blocks * kTileRows;
+  part.scale_stride = n_block + 1 < n_blocks ? task.scale_stride : 0;  // the last may be twice
+  const int64_t width = bytes ? 1 : 2;  // blocks of rows, and of N
   float* out = task.sums + n_block / kPanelBlocks * task.unit_sums;
-  for (int64_t b = 0; b < t.row_blocks; ++b, out += kTileRows * kPanelBlocks * 16) {
-    part.x = t.x_packed + b * x_block + tile / depth * part.x_step;
+  for (int64_t b = 0; b < t.row_blocks; b += width, out += width * kTileRows * kPanelBlocks * 16) {
+    part.x = tiles.x = t.x_packed + b * tiles.x_block + tile / part.depth * tiles.x_step;
     part.x_sums = static_cast<const int32_t*>(t.x_sums) + first * part.x_sums_stride + b * kTileRows;
-    for (int64_t i = 0; i < kPanelBlocks && n_block + i < n_blocks; ++i) {
-      part.w = task.panel + i * panel_tiles_of(t) * 256;
+    for (int64_t i = 0; i < kPanelBlocks && n_block + i < n_blocks; i += width) {
+      part.w = task.panel + i * tiles.w_block;
       part.scales = task.scales + (n_block + i) * task.scale_stride;
-      part.zero_terms = t.zero_type == Zero::none ? nullptr : task.zero_terms + (n_block + i) * task.scale_stride;
+      part.zero_terms = zeros ? task.zero_terms + (n_block + i) * task.scale_stride : nullptr;
       part.totals = out + i * 16;
-      multiply_groups(part, *task.groups);
+      if (bytes) {
+        multiply_groups(part, *task.groups);
+      } else if (b + 1 < t.row_blocks) {
+        multiply_pair_groups<2>(part, tiles, *task.groups);
+      } else {
+        multiply_pair_groups<1>(part, tiles, *task.groups);
+      }
     }
   }
 }

@@ -1,17 +1,18 @@
-// Bytes in tile registers where every group of columns has scales of its own: sums leave the registers after each
+// Codes in tile registers where every group of columns has scales of its own: sums leave the registers after each
 // group, and are scaled and added up in vectors.
 #pragma once
 #include "amx_panel.h"
 
 namespace ao::AO_ISA {
 
-// Sums of groups that have left the registers, of four in turn: what is done with one overlaps with the products
+// Sums of groups that have left the registers, of several in turn: what is done with one overlaps with the products
 // of the next.
 struct alignas(64) GroupSums {
   int32_t of[4][kTileRows * 16];
+  float pairs[2][2 * kTileRows * kPanelBlocks * 16];
 };
 
-// 16 rows of activations times 16 columns, over consecutive steps.
+// Rows of activations times blocks of N, over consecutive steps: 16 by one of bytes, 32 or 16 by two of pairs.
 struct GroupedPart {
   const uint8_t* x;
   const uint8_t* w;
@@ -20,6 +21,7 @@ struct GroupedPart {
   int64_t step_count, depth;
   const float* scales;  // (group, 16)
   const float* zero_terms;  // the same, for zero points; or null
+  int64_t scale_stride;     // pairs: from one block to the next
   const void* x_sums;   // (step, row): floats for zero points, else integers that sums start with
   int64_t x_sums_stride;
   float* totals;        // (row, N block, 16)
@@ -77,6 +79,39 @@ static void multiply_groups(const GroupedPart& p, GroupSums& sums) {
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kTileRows; ++r) store(p.totals + r * kPanelBlocks * 16, totals[r]);
+}
+
+// -- bfloat16 -----------------------------------------------------------------------------------------------
+
+// Several registers make each product, so that there is time to add to totals in memory.
+template <int kRows>
+static void add_pair_group(const GroupedPart& p, int64_t step, const float* sums) {
+  const int64_t at = p.steps[step].group * 16;
+  const auto* x_sums = static_cast<const float*>(p.x_sums) + step * p.x_sums_stride;
+#pragma GCC unroll 2
+  for (int c = 0; c < kPanelBlocks; ++c) {
+    const F scale = load(p.scales + c * p.scale_stride + at);
+    const F zero_term = p.zero_terms ? load(p.zero_terms + c * p.scale_stride + at) : zero();
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t place = (r * kPanelBlocks + c) * 16;
+      F total = load(p.totals + place);
+      if (p.zero_terms) total = fma(zero_term, splat(x_sums[r]), total);
+      store(p.totals + place, fma(scale, load(sums + place), total));
+    }
+  }
+}
+
+template <int kRowBlocks>
+static void multiply_pair_groups(const GroupedPart& p, TilePart tiles, GroupSums& sums) {
+  tiles.starts = true;
+  for (int64_t s = 0; s < p.step_count; ++s) {
+    tiles.steps = (p.steps[s].tiles + p.depth - 1) / p.depth;
+    multiply_tiles<false, kRowBlocks>(tiles, sums.pairs[s % 2]);
+    tiles.x += tiles.steps * tiles.x_step, tiles.w += tiles.steps * tiles.w_step;
+    if (s > 0) add_pair_group<kRowBlocks * kTileRows>(p, s - 1, sums.pairs[(s - 1) % 2]);
+  }
+  add_pair_group<kRowBlocks * kTileRows>(p, p.step_count - 1, sums.pairs[(p.step_count - 1) % 2]);
 }
 
 }  // namespace ao::AO_ISA

@@ -25,27 +25,25 @@ static void pack_tile_row(const Linear& t, int64_t r, uint8_t* out) {
   int64_t slot = 0;
   for (int64_t s = 0; s < t.step_count; ++s) {
     if (t.steps[s].group != at.group) at = k_range_of(t, t.steps[s].group);
-    I total = splat_int(0);
+    F total = zero();
     for (int tile = 0; tile < t.steps[s].tiles; ++tile, at.k += 16, ++slot) {
       const int count = at.count();
       uint8_t* to = out + slot / t.tiling.depth * kTileRows * line + slot % t.tiling.depth * size;
       // padding is 0, not code 0 less 128
       const F v = _mm512_maskz_mov_ps(count < 16 ? first(count) : 0xffff, packer.values(at.k, count));
+      total = add(total, v);
       if (bytes) {
-        const I codes = round_to_int(v);
-        total = add(total, codes);
-        store_bytes(to, codes);
+        store_bytes(to, round_to_int(v));
         continue;
       }
       Parts parts{swap_middle(v)};
       for (int part = 0; part < t.tiling.x_parts; ++part) store_exact_bf16(to + part * part_bytes, parts.next());
     }
-    if (!bytes) continue;
-    const int32_t sum = sum_of(total);
-    if (t.zero_type == Zero::none) {
-      static_cast<int32_t*>(t.x_sums)[s * stride + r] = sum * static_cast<int32_t>(t.least);
+    const float value = sum(total);
+    if (bytes && t.zero_type == Zero::none) {
+      static_cast<int32_t*>(t.x_sums)[s * stride + r] = static_cast<int32_t>(value) * static_cast<int32_t>(t.least);
     } else {
-      static_cast<float*>(t.x_sums)[s * stride + r] = static_cast<float>(sum);
+      static_cast<float*>(t.x_sums)[s * stride + r] = value;
     }
   }
 }

@@ -149,6 +149,8 @@ struct LinearKernels {
 // -- matmuls in AMX tile registers ---------------------------------------------------------------------------
 
 constexpr int kTileRows = 16;  // of activations in a register
+// Whether sums leave the registers after each group, to be scaled.
+static inline bool is_grouped(const Linear& t) { return t.tiling.depth > 0 && t.tiling.w_parts == 0 && t.groups > 1; }
 static inline int64_t tile_steps(const Linear& t) { return (t.tiles + t.tiling.depth - 1) / t.tiling.depth; }
 // Bytes of a row of activations in a register, and of a row of them in all parts.
 static inline int64_t tile_line(const Linear& t) { return t.tiling.depth * 16 * bytes_of(t.mode); }

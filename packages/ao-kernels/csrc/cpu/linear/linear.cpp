@@ -113,7 +113,8 @@ bool has_words(Linear& t, const LinearKernels& kernels) {
 // Tiles of a step, at most.
 int64_t step_tiles_of(const Linear& t, const LinearKernels& kernels) {
   if (in_limbs(t) || t.mode == Mode::words) return kLimbTiles;
-  if (t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1)) return t.tiles;
+  if (is_grouped(t)) return kStepTiles;
+  if (t.tiling.depth > 0) return t.tiles;
   return t.mode == Mode::f32 ? kernels.float_step : kStepTiles;
 }
 

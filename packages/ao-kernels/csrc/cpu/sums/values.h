@@ -78,13 +78,13 @@ struct Steps {
   }
 };
 
-// Any format, by the way that encodes and decodes.
+// Any format, by the way that encodes and decodes: one copy of it, whoever calls it.
 struct Coded {
   static constexpr bool kShifts = false, kIsShort = false;
   const Format& format;
 
   explicit Coded(const Format& f) : format(f) {}
-  AO_METHOD F values(F ratio) const {
+  __attribute__((noinline)) F values(F ratio) const {
     alignas(64) float v[16];
     alignas(64) uint8_t codes[16] = {};
     store(v, ratio);
