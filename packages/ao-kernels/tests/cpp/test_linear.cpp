@@ -223,6 +223,15 @@ TEST_CASE("scales of groups, applied to sums of products of several bfloat16 num
   }
 }
 
+TEST_CASE("six products of bfloat16 numbers, from as many rows on as they take less time than vectors") {
+  for (int64_t m : {191, 193, 225}) {
+    for (int64_t group : {int64_t{16}, int64_t{64}, kAll}) {
+      check({.kind = Kind::table, .m = m, .n = 40, .k = 700, .group = group, .scale = Scale::f32, .bias = true});
+    }
+  }
+  check({.bits = 3, .kind = Kind::exact, .m = 193, .n = 40, .k = 300, .group = 16, .zero = Zero::f32});
+}
+
 TEST_CASE("more rows than are packed at a time") {
   for (Act act : {Act::none, Act::uint8}) check({.m = 500, .n = 20, .k = 40, .act = act});
 }

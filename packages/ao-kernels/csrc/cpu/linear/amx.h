@@ -26,8 +26,9 @@ static bool has_infinity(const Linear& t) {
   return false;
 }
 
-// Matmuls of parts that make up one matmul, and how many of them take longer than one in vectors.
-constexpr int kGreatestProducts = 3;
+// Matmuls of parts that make up one matmul, and rows from which on more than three of them take less time than one in
+// vectors.
+constexpr int64_t kManyProductRows = 192;
 static int products_of(const Tiling& tiling) {
   const int x = tiling.x_parts, w = tiling.w_parts < 1 ? 1 : tiling.w_parts;
   return x == 1 || w == 1 ? x * w : x * (x + 1) / 2;
@@ -44,7 +45,8 @@ static int64_t least_rows(const Linear& t) {
   switch (products_of(t.tiling)) {
     case 1: return t.kind == Kind::table ? 4 : 5;
     case 2: return 6;
-    default: return 12;
+    case 3: return 12;
+    default: return kManyProductRows;
   }
 }
 
@@ -84,7 +86,7 @@ static bool plan_tiles(Linear& t) {
   t.tiling = {exact ? depth_of(t, 2) : 2, t.act == Act::none ? parts : 1, exact ? 0 : parts};
   // a part of infinity that is 0 would make NaN of it
   const bool finite = (t.tiling.x_parts == 1 && t.tiling.w_parts <= 1) || !has_infinity(t);
-  return finite && products_of(t.tiling) <= kGreatestProducts && t.m >= least_rows(t);
+  return finite && t.m >= least_rows(t);
 }
 
 static int parts_of(const Linear& t) { return t.tiling.w_parts < 1 ? 1 : t.tiling.w_parts; }
