@@ -28,7 +28,7 @@ def winners(spec: Spec, *rows: int, dtype: torch.dtype = torch.float32) -> list[
 
 def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
     isa = library.isa()
-    few, many = winners(Spec("int4", (1, 32), layout="packed"), 1, 64)  # float32: in no tiles
+    few, many = winners(Spec("int4", (1, 32), layout="packed"), 1, 8)  # too few for tiles
     assert few == ("cpu_tiles_linear", f"{isa}, weights decoded as they are read")
     assert many[0] == "cpu_tiles_linear"
     assert many[1] == f"{isa}, weights decoded into the cache, once for many rows"
@@ -47,7 +47,8 @@ def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
         (Spec("int8", (1, -1), act=INT8_ROWS), torch.float32, 32),
         (Spec("int4", (1, 64), layout="packed", act=INT8_ROWS), torch.float32, 64),
         (Spec("int4", (1, 32), layout="packed", act=INT8_ROWS), torch.bfloat16, 48),
-        (Spec("int4", (1, 32), layout="packed"), torch.float32, None),
+        (Spec("int4", (1, 32), layout="packed"), torch.float32, 12),
+        (Spec("nf4", (1, 32), layout="packed"), torch.float32, None),  # from more rows on
     ],
     ids=str,
 )
