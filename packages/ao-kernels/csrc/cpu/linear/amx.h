@@ -26,9 +26,11 @@ static bool has_infinity(const Linear& t) {
   return false;
 }
 
-// Matmuls of parts that make up one matmul, and rows from which on more than three of them take less time than one in
-// vectors.
-constexpr int64_t kManyProductRows = 192;
+// Rows from which on vectors take longer than more than three matmuls of parts, or than sums that leave the registers
+// after every 16 columns, as measured.
+constexpr int64_t kManyRows = 192;
+
+// Matmuls of parts that make up one matmul.
 static int products_of(const Tiling& tiling) {
   const int x = tiling.x_parts, w = tiling.w_parts < 1 ? 1 : tiling.w_parts;
   return x == 1 || w == 1 ? x * w : x * (x + 1) / 2;
@@ -46,7 +48,7 @@ static int64_t least_rows(const Linear& t) {
     case 1: return t.kind == Kind::table ? 4 : 5;
     case 2: return 6;
     case 3: return 12;
-    default: return kManyProductRows;
+    default: return kManyRows;
   }
 }
 
@@ -57,7 +59,7 @@ static bool multiplies_codes(const Linear& t) {
   if (t.groups == 1) return t.type != Element::bf16 || t.zero_type == Zero::none;
   const int64_t group_tiles = (t.group + 15) / 16;
   if (t.type == Element::f16) return group_tiles >= 4 || t.m < 48;
-  return t.type == Element::f32 && (group_tiles > 1 || t.m >= 192);
+  return t.type == Element::f32 && (group_tiles > 1 || t.m >= kManyRows);
 }
 
 // Tiles of the layout in a register of at most so many, which does not cross groups.
